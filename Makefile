@@ -1,0 +1,56 @@
+# gradlab: `make lab` opens the notebooks, `make test` proves the rest. Both build .venv when it is missing or stale.
+PYTHON  ?= python3
+PORT    ?= 8888
+BROWSER ?= yes
+
+# A port that was asked for is the port or an error; the usual one moves on when it is taken.
+PORT_FLAGS := $(if $(filter file,$(origin PORT)),,--ServerApp.port_retries=0)
+
+.DEFAULT_GOAL := help
+.PHONY: help lab test bench lock clean
+
+help:
+	@echo "make lab     open the notebooks in JupyterLab     PORT=8888 BROWSER=no for servers"
+	@echo "make test    run the tests and the notebooks"
+	@echo "make bench   time the methods side by side"
+	@echo "make lock    renew requirements.txt from pyproject.toml"
+	@echo "make clean   remove .venv"
+
+# JupyterLab refuses to run as root unless told otherwise; containers and servers often do.
+LAB_FLAGS := $(if $(filter 0,$(shell id -u)),--allow-root) $(if $(filter no,$(BROWSER)),--no-browser)
+
+lab: .venv/ready
+	@echo "gradlab: starting JupyterLab on 127.0.0.1:$(PORT); stop it with Ctrl-C."
+	@exec .venv/bin/python -m jupyterlab --ip=127.0.0.1 --port=$(PORT) $(PORT_FLAGS) \
+	    --ServerApp.root_dir="$(CURDIR)/notebooks" --LabApp.default_url=/lab/tree/00_start_here.ipynb $(LAB_FLAGS)
+
+test: .venv/ready
+	.venv/bin/python -m pytest --nbval --nbval-sanitize-with tests/nbval_sanitize.cfg tests notebooks gradlab
+
+bench: .venv/ready
+	.venv/bin/python benchmarks/methods.py
+
+lock: .venv/ready
+	.venv/bin/uv pip compile --universal --python-version 3.10 --generate-hashes --extra dev --upgrade \
+	    --no-emit-index-url --custom-compile-command "make lock" --quiet --output-file requirements.txt pyproject.toml
+
+clean:
+	rm -rf .venv
+
+# The stamp is written last, so an install that was interrupted is done again.
+.venv/ready: requirements.txt pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "gradlab: no '$(PYTHON)' found: install Python 3.10 to 3.13, or say make PYTHON=/path/to/python3." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' || { \
+	    echo "gradlab: needs Python 3.10 to 3.13, but '$(PYTHON)' is $$($(PYTHON) --version 2>&1): install one of these and say make PYTHON=python3.13." >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
+	    echo "gradlab: '$(PYTHON)' has no venv module: install it, on Debian and Ubuntu with apt install python3-venv." >&2; exit 1; }
+	@echo "gradlab: making .venv and installing TensorFlow, JupyterLab and the rest (once; a few minutes, about 3 GB)."
+	@rm -rf .venv && $(PYTHON) -m venv .venv
+	@.venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.txt
+	@.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@# JupyterLab asks every newcomer about its news; here the first thing to see is the notebook.
+	@mkdir -p .venv/share/jupyter/lab/settings
+	@echo '{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": false}}' \
+	    > .venv/share/jupyter/lab/settings/overrides.json
+	@touch .venv/ready
+	@echo "gradlab: ready."
