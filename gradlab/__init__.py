@@ -1,0 +1,32 @@
+"""gradlab: gradient averaging and gradient accumulation in TensorFlow, to learn and to use.
+
+Importing gradlab starts nothing: TensorFlow, matplotlib and the widgets are imported by the names that need them.
+Call `gradlab.setup()` first when you want several towers, chosen threads or repeatable runs.
+"""
+
+import importlib
+
+__version__ = "0.1.0"
+
+# public name: the module it lives in
+_HOME = {
+    "setup": "gradlab.runtime",
+    "average_gradients": "gradlab.averaging",
+    "GradientAccumulator": "gradlab.accumulator",
+    "Experiment": "gradlab.lab.experiment",
+    "AccumulationLab": "gradlab.lab.widget",
+}
+
+__all__ = [*_HOME, "__version__"]
+
+
+def __getattr__(name: str):
+    if name not in _HOME:
+        raise AttributeError(f"gradlab has {', '.join(_HOME)}. Received: {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

@@ -1,0 +1,165 @@
+"""Arithmetic on gradients: the mean over towers. Pure functions, for graphs, tf.function and eager code alike."""
+
+import math
+from collections.abc import Sequence
+from numbers import Real
+
+import tensorflow as tf
+
+
+def average_gradients(tower_grads: Sequence[Sequence[tuple]], weights: Sequence | None = None) -> list[tuple]:
+    """Averages each variable's gradient over the towers.
+
+    In words, for every variable: stack the towers' gradients along a new first axis, take the mean over that axis.
+    With weights it is the weighted mean, sum(weight * gradient) / sum(weight), which makes unequal towers give the
+    gradient of the whole batch. In a static graph this is where the towers wait for each other: no gradient can be
+    applied before the last tower has delivered its own.
+
+    Args:
+        tower_grads: a list over towers of lists of (gradient, variable), as `compute_gradients` returns them. The
+            towers share their variables and list them in the same order. A gradient is a tensor of its variable's
+            shape, a `tf.IndexedSlices`, or None where the tower's loss does not depend on the variable.
+        weights: examples a tower (numbers or scalar tensors), when the towers' batches are not equally large; each
+            tower's gradient is that of its own mean loss. None: equal towers. A tower of weight 0 must still have
+            finite gradients.
+
+    Returns:
+        A list of (mean gradient, variable), the variable as the first tower gives it. None counts as zero, unless
+        every tower has None: then the mean is None, and optimizers skip the variable. Where every gradient is a
+        `tf.IndexedSlices` the mean is one too, each row named once. Half-precision gradients are averaged in float32
+        and returned in their own type.
+
+    Raises:
+        ValueError: no towers, towers of other variables, a gradient of another shape or type than its variable, or
+            weights that do not fit the towers.
+
+    Example:
+        >>> w = tf.Variable([1.0, 2.0], name="w")
+        >>> towers = [[(tf.constant([1.0, 1.0]), w)], [(tf.constant([4.0, 7.0]), w)]]
+        >>> average_gradients(towers)[0][0].numpy()
+        array([2.5, 4. ], dtype=float32)
+        >>> average_gradients(towers, weights=[2, 1])[0][0].numpy()
+        array([2., 3.], dtype=float32)
+    """
+    towers = [list(tower) for tower in tower_grads]
+    if not towers:
+        raise ValueError("average_gradients needs the gradients of at least one tower. Received: an empty list")
+    variables = [variable for _, variable in towers[0]]
+    for number, tower in enumerate(towers):
+        _check_same_variables(number, [variable for _, variable in tower], variables)
+        check_gradients([gradient for gradient, _ in tower], variables, owner=f"tower {number}")
+    if weights is not None:
+        weights = _checked_weights(weights, len(towers))
+    columns = zip(*([gradient for gradient, _ in tower] for tower in towers))
+    return [(_mean(column, weights), variable) for column, variable in zip(columns, variables)]
+
+
+def _mean(gradients: Sequence, weights: Sequence | None):
+    """The (weighted) mean of one variable's gradients over the towers."""
+    present = [gradient for gradient in gradients if gradient is not None]
+    if not present:
+        return None
+    dtype = present[0].dtype
+    compute = accumulation_dtype(dtype)
+    if weights is None:
+        shares = [1 / len(gradients)] * len(gradients)
+    else:
+        weights = [tf.cast(weight, compute) for weight in weights]
+        total = tf.add_n(weights)
+        shares = [weight / total for weight in weights]
+    pairs = [(gradient, share) for gradient, share in zip(gradients, shares) if gradient is not None]
+
+    if all(isinstance(gradient, tf.IndexedSlices) for gradient in present):
+        values = tf.concat([tf.cast(g.values, compute) * share for g, share in pairs], axis=0)
+        return _each_row_once(
+            tf.IndexedSlices(
+                tf.cast(values, dtype), tf.concat([g.indices for g, _ in pairs], axis=0), present[0].dense_shape
+            )
+        )
+    dense = [tf.cast(tf.convert_to_tensor(g), compute) for g in present]
+    if weights is None and len(present) == len(gradients):
+        return tf.cast(tf.reduce_mean(tf.stack(dense), axis=0), dtype)
+    return tf.cast(tf.add_n([g * share for g, (_, share) in zip(dense, pairs)]), dtype)
+
+
+def _each_row_once(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Adds up the values of equal indices: optimizers and norms square each row, and a sum is not squared by parts."""
+    rows, position = tf.unique(slices.indices)
+    values = tf.math.unsorted_segment_sum(slices.values, position, tf.size(rows))
+    return tf.IndexedSlices(values, rows, slices.dense_shape)
+
+
+def accumulation_dtype(dtype) -> tf.DType:
+    """The type to add gradients up in: float32 for the half-precision types, else their own.
+
+    >>> accumulation_dtype("bfloat16"), accumulation_dtype("float64")
+    (tf.float32, tf.float64)
+    """
+    dtype = tf.as_dtype(dtype)
+    return tf.float32 if dtype in (tf.float16, tf.bfloat16) else dtype
+
+
+def variable_name(variable) -> str:
+    """The name to call a variable by in an error: a Keras variable's path, a TensorFlow variable's name."""
+    return getattr(variable, "path", None) or variable.name.removesuffix(":0")
+
+
+def check_gradients(gradients: Sequence, variables: Sequence, owner: str, dtypes: Sequence | None = None) -> None:
+    """Raises ValueError, naming the variable, unless each gradient is None or fits its variable.
+
+    Args:
+        gradients: tensors, `tf.IndexedSlices` or None.
+        variables: the variables they belong to, in the same order.
+        owner: who brings the gradients, for the sentence: "tower 1".
+        dtypes: for each variable a second type that its gradient may have (an accumulator's own).
+    """
+    if len(gradients) != len(variables):
+        names = ", ".join(variable_name(variable) for variable in variables)
+        raise ValueError(
+            f"{owner} must bring one gradient for each of the {len(variables)} variables ({names}). "
+            f"Received: {len(gradients)}"
+        )
+    for i, (gradient, variable) in enumerate(zip(gradients, variables)):
+        if gradient is None:
+            continue
+        if not hasattr(gradient, "shape") or not hasattr(gradient, "dtype"):
+            raise ValueError(
+                f"{owner}: the gradient of {variable_name(variable)} must be a tensor, tf.IndexedSlices or None. "
+                f"Received: {gradient!r}"
+            )
+        if not tf.TensorShape(gradient.shape).is_compatible_with(variable.shape):
+            raise ValueError(
+                f"{owner}: the gradient of {variable_name(variable)} must have the variable's shape "
+                f"{tuple(variable.shape)}. Received: {tuple(gradient.shape)}"
+            )
+        allowed = {tf.as_dtype(variable.dtype).name} | ({dtypes[i].name} if dtypes else set())
+        if tf.as_dtype(gradient.dtype).name not in allowed:
+            raise ValueError(
+                f"{owner}: the gradient of {variable_name(variable)} must have the type "
+                f"{' or '.join(sorted(allowed))}. Received: {tf.as_dtype(gradient.dtype).name}"
+            )
+
+
+def _check_same_variables(number: int, variables: list, expected: list) -> None:
+    if len(variables) != len(expected):
+        raise ValueError(
+            f"Every tower must bring the same variables: tower 0 has {len(expected)}. "
+            f"Received: {len(variables)} from tower {number}"
+        )
+    for variable, first in zip(variables, expected):
+        if variable is not first:
+            raise ValueError(
+                f"Every tower must bring the same variables in the same order: tower 0 has {variable_name(first)}. "
+                f"Received: {variable_name(variable)} from tower {number}"
+            )
+
+
+def _checked_weights(weights: Sequence, towers: int) -> list:
+    weights = list(weights)
+    if len(weights) != towers:
+        raise ValueError(f"weights must have one number for each of the {towers} towers. Received: {weights!r}")
+    if all(isinstance(weight, Real) for weight in weights) and (
+        not all(math.isfinite(weight) and weight >= 0 for weight in weights) or sum(weights) <= 0
+    ):
+        raise ValueError(f"weights must be finite, 0 or more, and not all 0. Received: {weights!r}")
+    return weights

@@ -1,0 +1,155 @@
+"""The networks of the experiments, as pure functions of their weights.
+
+A model here is its weights' shapes and a function (weights, images, dropout seed) -> logits. That makes the very same
+network usable in a tf.compat.v1 static graph, once a tower, and in a compiled TensorFlow 2 function; and it makes its
+randomness an input, so that two methods which are given the same seeds drop the same units.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from gradlab import checks
+
+CLASSES = 10
+
+
+@dataclass(frozen=True)
+class Model:
+    """A network for classification.
+
+    Attributes:
+        name: what it is called.
+        input_shape: the shape of one image.
+        shapes: the weights' names and shapes, in order. Names end in "/kernel" or "/bias".
+        logits: a function (weights, images, dropout_seed) -> logits (examples, classes). weights: a mapping from name
+            to tensor; dropout_seed: two integers, or None for no dropout (evaluation).
+    """
+
+    name: str
+    input_shape: tuple[int, ...]
+    shapes: Mapping[str, tuple[int, ...]]
+    logits: Callable
+
+    def initial_weights(self, seed: int, dtype="float32") -> dict[str, np.ndarray]:
+        """Glorot-uniform kernels and zero biases (Glorot and Bengio 2010, equation 16), drawn by NumPy from the seed."""
+        generator = np.random.default_rng(seed)
+        return {
+            name: (_glorot_uniform(generator, shape) if name.endswith("kernel") else np.zeros(shape)).astype(dtype)
+            for name, shape in self.shapes.items()
+        }
+
+    def losses(self, weights: Mapping, images, labels, dropout_seed=None):
+        """The softmax cross-entropy of each example: shape (examples,), in nats."""
+        logits = self.logits(weights, images, dropout_seed)
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+
+
+def build(name: str, input_shape: tuple[int, ...] = (28, 28, 1)) -> Model:
+    """The model called name, for images of a shape.
+
+    >>> sum(math.prod(shape) for shape in build("lenet").shapes.values())
+    44426
+    """
+    checks.one_of("model", name, MODELS)
+    return MODELS[name](input_shape)
+
+
+def lenet(input_shape: tuple[int, ...] = (28, 28, 1), logit_relu: bool = True) -> Model:
+    """The network of the published gradient-averaging experiment: two convolutions, three dense layers, dropout.
+
+    Args:
+        input_shape: height, width and channels of an image.
+        logit_relu: the published network passes its logits through a relu, so no class can score below 0. That quirk
+            is on, because the published figures were made with it.
+    """
+    height, width, channels = input_shape
+    flat = ((height - 4) // 2 - 4) // 2 * (((width - 4) // 2 - 4) // 2) * 16
+    shapes = {
+        **_layer("conv1", 5, 5, channels, 6),
+        **_layer("conv2", 5, 5, 6, 16),
+        **_layer("dense1", flat, 120),
+        **_layer("dense2", 120, 84),
+        **_layer("logits", 84, CLASSES),
+    }
+
+    def logits(w, x, seed):
+        x = _dropout(x, 0.2, seed, 0)
+        x = _max_pool(tf.nn.relu(_convolve(w, "conv1", x, "VALID")))
+        x = _dropout(x, 0.5, seed, 1)
+        x = _max_pool(tf.nn.relu(_convolve(w, "conv2", x, "VALID")))
+        x = _dropout(x, 0.5, seed, 2)
+        x = tf.nn.relu(_dense(w, "dense1", tf.reshape(x, [-1, flat])))
+        x = _dropout(x, 0.5, seed, 3)
+        x = tf.nn.relu(_dense(w, "dense2", x))
+        x = _dropout(x, 0.5, seed, 4)
+        x = _dense(w, "logits", x)
+        return tf.nn.relu(x) if logit_relu else x
+
+    return Model("lenet", tuple(input_shape), shapes, logits)
+
+
+def dense(input_shape: tuple[int, ...] = (28, 28, 1), hidden: int = 128) -> Model:
+    """One hidden layer of relu units: 784-128-10 for MNIST. Quick, and without dropout: every method agrees exactly."""
+    inputs = math.prod(input_shape)
+    shapes = {**_layer("hidden", inputs, hidden), **_layer("logits", hidden, CLASSES)}
+
+    def logits(w, x, seed):
+        return _dense(w, "logits", tf.nn.relu(_dense(w, "hidden", tf.reshape(x, [-1, inputs]))))
+
+    return Model("dense", tuple(input_shape), shapes, logits)
+
+
+def vgg(input_shape: tuple[int, ...] = (32, 32, 3)) -> Model:
+    """A small VGG: three blocks of two 3x3 convolutions and a max-pool, then two dense layers, for 28x28 and up."""
+    height, width, channels = input_shape
+    shapes, filters = {}, channels
+    for block, wide in enumerate((16, 32, 64), 1):
+        shapes |= _layer(f"conv{block}a", 3, 3, filters, wide) | _layer(f"conv{block}b", 3, 3, wide, wide)
+        filters = wide
+    flat = height // 8 * (width // 8) * filters
+    shapes |= _layer("dense", flat, 128) | _layer("logits", 128, CLASSES)
+
+    def logits(w, x, seed):
+        for block in (1, 2, 3):
+            x = tf.nn.relu(_convolve(w, f"conv{block}a", x, "SAME"))
+            x = _max_pool(tf.nn.relu(_convolve(w, f"conv{block}b", x, "SAME")))
+        x = tf.nn.relu(_dense(w, "dense", tf.reshape(x, [-1, flat])))
+        return _dense(w, "logits", _dropout(x, 0.5, seed, 0))
+
+    return Model("vgg", tuple(input_shape), shapes, logits)
+
+
+MODELS = {"lenet": lenet, "dense": dense, "vgg": vgg}
+
+
+def _layer(name: str, *kernel: int) -> dict[str, tuple[int, ...]]:
+    return {f"{name}/kernel": kernel, f"{name}/bias": kernel[-1:]}
+
+
+def _glorot_uniform(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    field = math.prod(shape[:-2])  # a convolution's kernel is seen by a whole patch
+    limit = math.sqrt(6 / (field * (shape[-2] + shape[-1])))
+    return generator.uniform(-limit, limit, shape)
+
+
+def _dense(w, name, x):
+    return tf.matmul(x, w[f"{name}/kernel"]) + w[f"{name}/bias"]
+
+
+def _convolve(w, name, x, padding):
+    return tf.nn.conv2d(x, w[f"{name}/kernel"], strides=1, padding=padding) + w[f"{name}/bias"]
+
+
+def _max_pool(x):
+    return tf.nn.max_pool2d(x, ksize=2, strides=2, padding="VALID")
+
+
+def _dropout(x, rate, seed, layer):
+    """Drops units with a mask that depends on the seed and the layer alone, wherever and whenever it is drawn."""
+    if seed is None:
+        return x
+    return tf.nn.experimental.stateless_dropout(x, rate, seed=seed + [layer * 1_000_003, 0], rng_alg="philox")
