@@ -105,6 +105,11 @@ def setup(towers: int | None = None, threads: int | str = "auto", seed: int | No
     return _runtime
 
 
+def current() -> Runtime | None:
+    """What `setup` chose, or None when it was not called."""
+    return _runtime
+
+
 def tower_devices(towers: int) -> tuple[str, ...]:
     """The names of the devices for so many towers: GPUs where there are enough, else (logical) CPU devices.
 

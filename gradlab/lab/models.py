@@ -34,6 +34,11 @@ class Model:
     shapes: Mapping[str, tuple[int, ...]]
     logits: Callable
 
+    @property
+    def classes(self) -> int:
+        """How many classes the logits are for."""
+        return list(self.shapes.values())[-1][-1]
+
     def initial_weights(self, seed: int, dtype="float32") -> dict[str, np.ndarray]:
         """Glorot-uniform kernels and zero biases (Glorot and Bengio 2010, equation 16), drawn by NumPy from the seed."""
         generator = np.random.default_rng(seed)
