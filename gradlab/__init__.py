@@ -6,6 +6,8 @@ Call `gradlab.setup()` first when you want several towers, chosen threads or rep
 
 import importlib
 
+from gradlab import runtime
+
 __version__ = "0.1.0"
 
 # public name: the module it lives in
@@ -23,7 +25,8 @@ __all__ = [*_HOME, "__version__"]
 def __getattr__(name: str):
     if name not in _HOME:
         raise AttributeError(f"gradlab has {', '.join(_HOME)}. Received: {name!r}")
-    value = getattr(importlib.import_module(_HOME[name]), name)
+    with runtime.without_startup_noise():
+        value = getattr(importlib.import_module(_HOME[name]), name)
     globals()[name] = value
     return value
 

@@ -73,7 +73,7 @@ def setup(towers: int | None = None, threads: int | str = "auto", seed: int | No
             )
         return _runtime
 
-    with _without_startup_noise():
+    with without_startup_noise():
         import tensorflow as tf
 
         gpus = tf.config.list_physical_devices("GPU")
@@ -95,7 +95,7 @@ def setup(towers: int | None = None, threads: int | str = "auto", seed: int | No
             "gradlab.setup must run before TensorFlow starts its devices, that is before its first operation: "
             f"restart the kernel and call it first. TensorFlow says: {error}"
         ) from None
-    with _without_startup_noise():
+    with without_startup_noise():
         if seed is not None:
             tf.keras.utils.set_random_seed(seed)
             tf.config.experimental.enable_op_determinism()
@@ -148,7 +148,7 @@ _NOISE = re.compile(rb"^(WARNING: All log messages before absl::InitializeLog|[I
 
 
 @contextlib.contextmanager
-def _without_startup_noise():
+def without_startup_noise():
     """Keeps TensorFlow's start-up remarks off the notebook; every other line still reaches stderr.
 
     They are written by C++ code to file descriptor 2 before any Python switch can reach them, hence the redirection.

@@ -10,8 +10,9 @@ import numpy as np
 
 from gradlab import checks
 
-DATASETS = ("mnist", "fashion_mnist", "cifar10")
-VALIDATION = 5_000  # the last examples of the published training set
+# name: training examples, that is without the last VALIDATION ones of the published training set
+TRAINING_EXAMPLES = {"mnist": 55_000, "fashion_mnist": 55_000, "cifar10": 45_000}
+VALIDATION = 5_000
 
 _PACKAGE = pathlib.Path(__file__).resolve().parent.parent
 
@@ -55,7 +56,7 @@ def load(name: str = "mnist") -> Dataset:
         >>> mnist.train_images.shape, mnist.test_labels.shape
         ((55000, 28, 28, 1), (10000,))
     """
-    checks.one_of("dataset", name, DATASETS)
+    checks.one_of("dataset", name, TRAINING_EXAMPLES)
     train_images, train_labels, test_images, test_labels = _mnist() if name == "mnist" else _from_keras(name)
     train_images, test_images = _as_unit_floats(train_images), _as_unit_floats(test_images)
     train_labels, test_labels = _as_classes(train_labels), _as_classes(test_labels)

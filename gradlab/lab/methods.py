@@ -69,12 +69,17 @@ def build(name: str, model: Model, optimizer: OptimizerConfig, towers: int = 1, 
         dtype: of features and weights.
     """
     checks.one_of("method", name, METHODS)
-    checks.positive_integer("towers", towers)
+    check_towers(name, towers)
     if issubclass(METHODS[name], _StaticGraphMethod):
         return METHODS[name](model, optimizer, towers, dtype)
-    if towers != 1:
-        raise ValueError(f'towers must be 1 for method "{name}", which runs on one device. Received: {towers}')
     return METHODS[name](model, optimizer, dtype)
+
+
+def check_towers(name: str, towers: int) -> None:
+    """Raises ValueError unless the method called name can use so many towers."""
+    checks.positive_integer("towers", towers)
+    if towers > 1 and not issubclass(METHODS[name], _StaticGraphMethod):
+        raise ValueError(f'towers must be 1 for method "{name}", which runs on one device. Received: {towers}')
 
 
 class _CompiledMethod:
