@@ -7,12 +7,13 @@ BROWSER ?= yes
 PORT_FLAGS := $(if $(filter file,$(origin PORT)),,--ServerApp.port_retries=0)
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test bench lock clean
+.PHONY: help lab test bench notebooks lock clean
 
 help:
 	@echo "make lab     open the notebooks in JupyterLab     PORT=8888 BROWSER=no for servers"
 	@echo "make test    run the tests and the notebooks"
 	@echo "make bench   time the methods side by side"
+	@echo "make notebooks  run the notebooks and keep their outputs"
 	@echo "make lock    renew requirements.txt from pyproject.toml"
 	@echo "make clean   remove .venv"
 
@@ -29,6 +30,11 @@ test: .venv/ready
 
 bench: .venv/ready
 	.venv/bin/python benchmarks/methods.py
+
+notebooks: .venv/ready
+	.venv/bin/python -m jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.store_widget_state=False \
+	    --ClearMetadataPreprocessor.enabled=True \
+	    --ClearMetadataPreprocessor.clear_notebook_metadata=False notebooks/*.ipynb
 
 lock: .venv/ready
 	.venv/bin/uv pip compile --universal --python-version 3.10 --generate-hashes --extra dev --upgrade \

@@ -70,15 +70,20 @@ def build(name: str, model: Model, optimizer: OptimizerConfig, towers: int = 1, 
     """
     checks.one_of("method", name, METHODS)
     check_towers(name, towers)
-    if issubclass(METHODS[name], _StaticGraphMethod):
+    if takes_towers(name):
         return METHODS[name](model, optimizer, towers, dtype)
     return METHODS[name](model, optimizer, dtype)
+
+
+def takes_towers(name: str) -> bool:
+    """Whether the method called name can split its work over several towers."""
+    return issubclass(METHODS[name], _StaticGraphMethod)
 
 
 def check_towers(name: str, towers: int) -> None:
     """Raises ValueError unless the method called name can use so many towers."""
     checks.positive_integer("towers", towers)
-    if towers > 1 and not issubclass(METHODS[name], _StaticGraphMethod):
+    if towers > 1 and not takes_towers(name):
         raise ValueError(f'towers must be 1 for method "{name}", which runs on one device. Received: {towers}')
 
 
