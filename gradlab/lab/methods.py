@@ -257,12 +257,15 @@ def _checked(model: Model, features, labels, microbatch_size, weights, dtype):
     features, labels = np.asarray(features, dtype), np.asarray(labels)
     weights = np.ones(len(labels), dtype) if weights is None else np.asarray(weights, dtype)
     if features.shape[1:] != model.input_shape:
-        raise ValueError(f"features must have the shape (examples, {model.input_shape}). Received: {features.shape}")
+        wanted = ", ".join(map(str, ("examples", *model.input_shape)))
+        raise ValueError(f"features must have the shape ({wanted}). Received: {features.shape}")
     if not len(features) == len(labels) == len(weights) or not len(labels):
         raise ValueError(
             "features, labels and weights must have the same number of examples, at least one. "
             f"Received: {len(features)}, {len(labels)}, {len(weights)}"
         )
+    if labels.dtype.kind not in "iu":
+        raise ValueError(f"labels must be integers. Received: {labels.dtype}")
     if labels.min() < 0 or labels.max() >= model.classes:
         wrong = labels[(labels < 0) | (labels >= model.classes)][0]
         raise ValueError(f"labels must be classes from 0 to {model.classes - 1}. Received: {wrong}")

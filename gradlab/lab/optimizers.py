@@ -68,7 +68,7 @@ def static_graph_optimizer(config: OptimizerConfig) -> Callable:
         if config.name == "sgd":
             inner = v1.train.GradientDescentOptimizer(learning_rate)
         elif config.name == "momentum":
-            inner = v1.train.MomentumOptimizer(learning_rate, exact(config.momentum))
+            inner = _KerasMomentum(learning_rate, exact(config.momentum))
         else:
             inner = v1.train.AdamOptimizer(
                 learning_rate, exact(config.beta_1), exact(config.beta_2), exact(config.epsilon)
@@ -77,6 +77,22 @@ def static_graph_optimizer(config: OptimizerConfig) -> Callable:
         return _ClipAndDecay(inner, learning_rate, decay, config.clip_norm)
 
     return build
+
+
+class _KerasMomentum(v1.train.MomentumOptimizer):
+    """Momentum as Keras has it: velocity = momentum * velocity - rate * gradient; weight += velocity.
+
+    tf.compat.v1 keeps the rate out of the velocity. The two are the same until the rate changes, as in a schedule.
+    """
+
+    def _resource_apply_dense(self, grad, var):
+        return tf.raw_ops.ResourceApplyKerasMomentum(
+            var=var.handle,
+            accum=self.get_slot(var, "momentum").handle,
+            lr=tf.cast(self._learning_rate_tensor, grad.dtype),
+            grad=grad,
+            momentum=tf.cast(self._momentum_tensor, grad.dtype),
+        )
 
 
 class _ClipAndDecay:

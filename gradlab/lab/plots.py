@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from gradlab.lab.experiment import Update
 
@@ -63,16 +64,15 @@ def _draw_accuracies(axes, updates: Sequence[Update], earlier: Sequence[Update])
     axes.set_title("test accuracy", fontsize=10, loc="left")
     axes.set_ylabel("test images recognised (%)")
     _, measured = _accuracies([*updates, *earlier])
+    axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.set_ylim(max(low for low in (0, 50, 80) if low <= min(measured, default=0)), 100)
     if earlier:
         axes.plot(*_accuracies(earlier), color=GREY, linestyle="--", marker="x", markersize=4, linewidth=1)
     if updates:
         axes.plot(*_accuracies(updates), color=VERMILION, marker="o", markersize=4, linewidth=1.8)
-        x, y = _accuracies(updates)
-        if len(y):
-            axes.annotate(
-                f"{y[-1]:.1f} %", (x[-1], y[-1]), xytext=(0, -14), textcoords="offset points", ha="right", fontsize=10
-            )
+        _, ours = _accuracies(updates)
+        if len(ours):
+            axes.set_title(f"test accuracy: {ours[-1]:.1f} %", fontsize=10, loc="left")
 
 
 def _microbatches(updates: Sequence[Update]) -> tuple[np.ndarray, np.ndarray]:

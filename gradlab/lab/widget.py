@@ -192,9 +192,6 @@ class AccumulationLab:
         e = self._experiment
         most_towers = max(e.towers, len((runtime.current() or runtime.Runtime(("",), None, None)).devices))
         self._controls = {
-            "method": _control(
-                widgets.Dropdown, "method", "How the update is made.", options=list(methods.METHODS), value=e.method
-            ),
             "accumulation_steps": _control(
                 widgets.IntSlider,
                 "accumulation_steps k",
@@ -220,6 +217,9 @@ class AccumulationLab:
                 max=max(0, math.log10(e.learning_rate)),
                 step=0.1,
                 readout_format=".1e",
+            ),
+            "method": _control(
+                widgets.Dropdown, "method", "How the update is made.", options=list(methods.METHODS), value=e.method
             ),
             "towers": _control(
                 widgets.IntSlider,
@@ -249,12 +249,14 @@ class AccumulationLab:
         self._status.add_class("gradlab-status")
         self._image = widgets.Image(format="png", width=960, height=380, layout={"max_width": "100%", "height": "auto"})
         self._image.add_class("gradlab-plot")
+        self._words = widgets.HTML().add_class("gradlab-words")
         self.view = widgets.VBox(
             [
                 widgets.Box([*self._controls.values(), self._batch], layout={"flex_flow": "row wrap"}),
                 widgets.HBox([self._run_button, self._stop_button, self._progress]),
                 self._status,
                 self._image,
+                self._words,
             ]
         ).add_class("gradlab-lab")
         self._say_batch()
@@ -294,10 +296,10 @@ class AccumulationLab:
                 run = self._current
             over = run.over.is_set()  # asked first: the updates read after it are then all there will be
             try:
-                self._show_counters(run)
                 if over or run is not shown or time.monotonic() - painted > PLOT_SECONDS:
                     self._show_plot(run)
                     shown, painted = run, time.monotonic()
+                self._show_counters(run)  # after the plot: what is called finished is drawn
             except Exception as error:
                 traceback_text = traceback.format_exc()
                 self._say("not shown", f"{type(error).__name__}: {error}", traceback_text)
@@ -327,7 +329,8 @@ class AccumulationLab:
         with self._lock:
             if run is self._current:
                 self._image.value = png
-                self._image.tooltip = figure.get_label()
+                # Read by screen readers, not seen. (An Image with a tooltip is not shown at all by ipywidgets 8.1.)
+                self._words.value = f'<span style="{_HIDDEN}">{html.escape(figure.get_label())}</span>'
 
     def _say(self, state: str, text: str, details: str = "") -> None:
         folded = f"<details><summary>details</summary><pre>{html.escape(details)}</pre></details>" if details else ""
@@ -342,12 +345,15 @@ class AccumulationLab:
             self._batch.value = f"effective batch {product} = <b>{e.effective_batch}</b> examples an update"
 
 
+_HIDDEN = "position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%)"
+
+
 def _control(kind, description: str, tooltip: str, **arguments):
     return kind(
         description=description,
         tooltip=tooltip,
         style={"description_width": "150px"},
-        layout={"width": "440px"},
+        layout={"width": "410px"},
         **arguments,
     )
 
