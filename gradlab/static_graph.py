@@ -189,7 +189,7 @@ def placeholder_graph(
                 if gradient is None:
                     continue
                 name = variable.name.removesuffix(":0")
-                gradients.append(tf.cast(gradient, accumulation_dtype(gradient.dtype)))
+                gradients.append(tf.cast(tf.convert_to_tensor(gradient), accumulation_dtype(gradient.dtype)))
                 placeholders.append(v1.placeholder(gradients[-1].dtype, variable.shape, name=f"{name}/gradient"))
                 averages.append((tf.cast(placeholders[-1], variable.dtype), variable))
             train_op = optimizer.apply_gradients(averages, parts["global_step"], name="train")
@@ -269,7 +269,7 @@ def _forward(graph, loss, optimizer, feature_shape, towers, dtype):
         inputs = Inputs(
             features=v1.placeholder(dtype, [None, *feature_shape], name="features"),
             labels=v1.placeholder(tf.int32, [None], name="labels"),
-            weights=v1.placeholder(dtype, [None], name="weights"),
+            weights=v1.placeholder(accumulation_dtype(dtype), [None], name="weights"),
             dropout_seed=v1.placeholder(tf.int32, [2], name="dropout_seed"),
             # float64, so that an optimizer gets the rate as it was said, whatever type its variables have
             learning_rate=v1.placeholder(tf.float64, [], name="learning_rate"),

@@ -1,0 +1,75 @@
+"""The loop over a window's micro-batches."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from gradlab.window import window_gradients
+
+
+def linear(w):
+    return lambda batch, number: (tf.linalg.matvec(batch["x"], w) - batch["y"]) ** 2
+
+
+def data(examples, dtype="float64"):
+    generator = np.random.default_rng(examples)
+    return {
+        "x": tf.constant(generator.normal(size=(examples, 3)), dtype),
+        "y": tf.constant(generator.normal(size=examples), dtype),
+    }
+
+
+@pytest.mark.parametrize("in_flight", [1, 2, 10])
+@pytest.mark.parametrize(("examples", "microbatch_size"), [(12, 4), (13, 4), (3, 4), (5, 1), (1, 1)])
+def test_it_is_the_gradient_of_the_whole(examples, microbatch_size, in_flight):
+    w = tf.Variable([1.0, -2.0, 0.5], dtype=tf.float64)
+    batch, weights = data(examples), np.random.default_rng(0).uniform(0, 2, examples)
+    window = tf.function(lambda: window_gradients(linear(w), [w], batch, tf.constant(weights), microbatch_size, in_flight))()
+    residual = batch["x"].numpy() @ w.numpy() - batch["y"].numpy()
+    expected = (2 * weights * residual) @ batch["x"].numpy() / weights.sum()
+    np.testing.assert_allclose(window.gradients[0], expected, rtol=1e-12)
+    starts = range(0, examples, microbatch_size)
+    for i, start in enumerate(starts):
+        rows = slice(start, start + microbatch_size)
+        np.testing.assert_allclose(window.weights[i], weights[rows].sum(), rtol=1e-12)
+        np.testing.assert_allclose(window.losses[i], np.average(residual[rows] ** 2, weights=weights[rows]), rtol=1e-12)
+    assert len(window.losses) == len(starts)
+
+
+def test_one_trace_for_every_size():
+    w, traces = tf.Variable(tf.zeros(3, tf.float64)), []
+
+    @tf.function(reduce_retracing=True, autograph=False)
+    def gradients(batch, weights, microbatch_size):
+        traces.append(1)
+        return window_gradients(linear(w), [w], batch, weights, microbatch_size).gradients
+
+    spec = {"x": tf.TensorSpec([None, 3], tf.float64), "y": tf.TensorSpec([None], tf.float64)}
+    concrete = gradients.get_concrete_function(spec, tf.TensorSpec([None], tf.float64), tf.TensorSpec([], tf.int32))
+    for k in range(1, 65):
+        batch = data(2 * k)
+        concrete(batch, tf.ones(2 * k, tf.float64), tf.constant(2))
+    assert len(traces) == 1
+
+
+def test_sparse_half_precision_and_unreached_variables():
+    table = tf.Variable(tf.zeros([4, 1]), name="table")
+    half = tf.Variable(tf.ones([], tf.bfloat16), name="half")
+    unused = tf.Variable(1.0, name="unused")
+
+    def loss(ids, number):
+        return tf.gather(table, ids)[:, 0] + tf.cast(half, tf.float32)
+
+    ids = tf.constant([0, 2, 2, 2, 3])
+    window = tf.function(lambda: window_gradients(loss, [table, half, unused], ids, tf.ones(5), 2))()
+    np.testing.assert_allclose(window.gradients[0][:, 0], [0.2, 0, 0.6, 0.2], rtol=1e-6)
+    assert window.gradients[1].dtype == tf.bfloat16 and float(window.gradients[1]) == 1.0
+    assert window.gradients[2] is None
+
+
+def test_micro_batches_are_numbered():
+    w = tf.Variable(1.0)
+    window = tf.function(
+        lambda: window_gradients(lambda x, number: w * x * tf.cast(number, x.dtype), [w], tf.ones(6), tf.ones(6), 2)
+    )()
+    assert window.losses.numpy().tolist() == [0, 1, 2]
