@@ -171,7 +171,7 @@ def apply_once(builder, towers, dtype, features, labels):
         elif builder is static_graph.placeholder_graph:
             runs = [session.run([built.gradients, built.weight], feed) for feed in feeds]
             means = static_graph.average_on_host([g for g, _ in runs], [w for _, w in runs])
-            assert all(isinstance(mean, np.ndarray) for mean in means)  # on the host, really
+            assert all(isinstance(mean, np.ndarray | np.generic) for mean in means)  # on the host, really
             session.run(built.train_op, dict(zip(built.gradient_placeholders, means)) | rate)
         else:
             session.run(built.zero_ops)
