@@ -1,0 +1,119 @@
+"""setup(): in fresh processes, since it configures TensorFlow once."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import gradlab
+from gradlab import runtime
+
+
+def python(program: str, **environment) -> subprocess.CompletedProcess:
+    """Runs a program in a fresh interpreter, away from the checkout."""
+    variables = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"} | environment
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=variables, cwd="/", timeout=120
+    )
+
+
+def test_importing_gradlab_imports_no_tensorflow():
+    done = python("import sys, gradlab; dir(gradlab); print([m for m in sys.modules if m in ('tensorflow', 'keras', "
+                  "'numpy', 'matplotlib', 'ipywidgets')])")
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_setup_says_what_it_chose_and_starts_quietly():
+    done = python(
+        "import gradlab\n"
+        "chosen = gradlab.setup(towers=3, threads=2, seed=1)\n"
+        "assert gradlab.setup(towers=3, threads=2, seed=1) is chosen\n"
+        "import tensorflow as tf\n"
+        "assert len(tf.config.list_logical_devices()) == 3\n"
+        "assert tf.config.threading.get_intra_op_parallelism_threads() == 1\n"
+        "assert tf.config.threading.get_inter_op_parallelism_threads() == 2\n"
+        "print(chosen.devices)\n",
+        CUDA_VISIBLE_DEVICES="-1",
+    )
+    assert done.stdout.splitlines() == [
+        "gradlab: 3 towers (CPU:0, CPU:1, CPU:2), operations at once: 2, seed 1",
+        "('/device:CPU:0', '/device:CPU:1', '/device:CPU:2')",
+    ]
+    assert done.stderr == ""
+
+
+def test_names_imported_before_setup_start_quietly_too():
+    done = python("from gradlab import GradientAccumulator, average_gradients, setup; setup()", CUDA_VISIBLE_DEVICES="-1")
+    assert done.stdout.startswith("gradlab: 1 tower (CPU:0), operations at once: ")
+    assert done.stdout.endswith(", no seed\n")
+    assert done.stderr == ""
+
+
+def test_what_is_not_noise_still_reaches_stderr(capfd):
+    with runtime.without_startup_noise():
+        os.write(2, b"I0000 00:00:17 1 port.cc:1] a remark\nsomething to know\n")
+    assert capfd.readouterr().err == "something to know\n"
+    with pytest.raises(KeyError), runtime.without_startup_noise():
+        os.write(2, b"E0000 00:00:17 1 port.cc:1] an error\n")
+        raise KeyError
+    assert "an error" in capfd.readouterr().err
+
+
+def test_setup_after_tensorflow_started_says_what_to_do():
+    done = python("import tensorflow as tf; tf.zeros(1); import gradlab; gradlab.setup(towers=2)")
+    assert done.returncode == 1
+    assert "RuntimeError: gradlab.setup must run before TensorFlow starts its devices" in done.stderr
+    assert "restart the kernel and call it first" in done.stderr
+
+
+def test_a_second_setup_with_other_values_is_refused():
+    with pytest.raises(RuntimeError, match=r"ran with \(towers=3, .*\): restart the kernel .*\(towers=2, "):
+        gradlab.setup(towers=2, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (dict(towers=0), "towers must be a positive integer. Received: 0"),
+        (dict(towers=True), "towers must be a positive integer. Received: True"),
+        (dict(threads="many"), 'threads must be "auto", "tensorflow" or a positive integer. Received: \'many\''),
+        (dict(threads=0), 'threads must be "auto", "tensorflow" or a positive integer. Received: 0'),
+        (dict(seed=-1), "seed must be an integer of 0 or more. Received: -1"),
+        (dict(seed="x"), "seed must be an integer of 0 or more. Received: 'x'"),
+    ],
+)
+def test_bad_arguments_get_one_sentence(arguments, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        gradlab.setup(**arguments)
+
+
+def test_the_same_seed_gives_the_same_bits_in_another_process():
+    program = (
+        "import hashlib, gradlab\n"
+        "gradlab.setup(towers=2, seed=3)\n"
+        "from gradlab.lab.experiment import train\n"
+        "way = gradlab.Experiment(model='lenet', method='{}', towers={}, updates=5, eval_every=5)\n"
+        "print(hashlib.sha256(b''.join(u.losses.tobytes() for u in train(way, seed=1))).hexdigest())\n"
+    )
+    for method, towers in (("microbatched", 1), ("towers", 2)):
+        first, second = (python(program.format(method, towers)) for _ in range(2))
+        assert first.returncode == 0, first.stderr
+        assert first.stdout == second.stdout
+
+
+def test_public_names_are_listed_and_unknown_ones_refused():
+    assert set(gradlab.__all__) <= set(dir(gradlab))
+    with pytest.raises(AttributeError, match="gradlab has setup, .* Received: 'Accumulator'"):
+        _ = gradlab.Accumulator
+
+
+@pytest.mark.gpu
+def test_towers_are_on_gpus_where_there_are_any():
+    import tensorflow as tf
+
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    if not gpus:
+        pytest.skip("TensorFlow sees no GPU here")
+    done = python(f"import gradlab; print(gradlab.setup(towers={gpus}).devices)")
+    assert str(tuple(f"/device:GPU:{i}" for i in range(gpus))) in done.stdout
