@@ -3,8 +3,8 @@
 A static graph is built first and run later: what these functions return are references to tensors and operations, not
 values. A `tf.compat.v1.Session` (see `gradlab.runtime.session`) runs them and gives the values.
 
-All three begin alike: a batch is split over the towers, each tower computes its loss and gradients on its device, and
-`average_gradients` joins them. They differ in what happens to the result:
+All three begin alike (see towers.py): a batch is split over the towers, each tower computes its loss and gradients on
+its device, and `average_gradients` joins them. They differ in what happens to the result:
 
     tower_graph         it is applied at once: one run is one update
     placeholder_graph   it is fetched to the host, averaged there over the window, and fed back through placeholders
@@ -17,88 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from gradlab import runtime
 from gradlab.accumulator import GradientAccumulator
-from gradlab.averaging import accumulation_dtype, average_gradients
+from gradlab.averaging import accumulation_dtype
+from gradlab.towers import HOST, Forward, build_towers
 
 v1 = tf.compat.v1
-HOST = "/device:CPU:0"  # the variables live here, and here the towers meet
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Inputs:
-    """The placeholders to feed.
-
-    Attributes:
-        features: the batch, shape (examples, ...).
-        labels: their classes, shape (examples,).
-        weights: the examples' weights, shape (examples,).
-        dropout_seed: two integers that choose the dropout masks; tower i uses [first, second + i].
-        learning_rate: a scalar; only an update needs it.
-    """
-
-    features: tf.Tensor
-    labels: tf.Tensor
-    weights: tf.Tensor
-    dropout_seed: tf.Tensor
-    learning_rate: tf.Tensor
-
-    def feed(self, features, labels, weights=None, dropout_seed=(0, 0)) -> dict:
-        """The feed_dict for one run's batch; without weights every example counts 1."""
-        if weights is None:
-            weights = np.ones(len(labels))
-        return {
-            self.features: features,
-            self.labels: labels,
-            self.weights: weights,
-            self.dropout_seed: dropout_seed,
-        }
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Tower:
-    """One copy of the computation.
-
-    Attributes:
-        name: its name scope, "tower_0".
-        device: its device.
-        loss: the weighted mean loss of its part of the batch: a scalar.
-        weight: the sum of the weights of its examples: a scalar.
-        gradients: (gradient, variable) pairs, as `compute_gradients` returns them.
-    """
-
-    name: str
-    device: str
-    loss: tf.Tensor
-    weight: tf.Tensor
-    gradients: list[tuple]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Forward:
-    """What the three graphs share: everything up to the mean gradient of one run.
-
-    Attributes:
-        graph: the tf.Graph they stand in.
-        inputs: the placeholders.
-        towers: one `Tower` a device.
-        variables: the model's variables, shared by all towers.
-        weight: the sum of the weights of the run's examples: a scalar.
-        average: (mean gradient over the towers, variable) pairs.
-        summary: a merged summary, kept from the last tower.
-        global_step: counts updates.
-        init_op: gives every variable its first value.
-    """
-
-    graph: tf.Graph
-    inputs: Inputs
-    towers: list[Tower]
-    variables: list[tf.Variable]
-    weight: tf.Tensor
-    average: list[tuple]
-    summary: tf.Tensor
-    global_step: tf.Variable
-    init_op: tf.Operation
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -158,8 +81,8 @@ def tower_graph(loss: Callable, optimizer: Callable, feature_shape: Sequence[int
     Raises:
         ValueError: more towers than devices, or a loss without variables or not of one number an example.
     """
-    with tf.Graph().as_default() as graph:
-        optimizer, parts = _forward(graph, loss, optimizer, feature_shape, towers, dtype)
+    with tf.Graph().as_default():
+        optimizer, parts = build_towers(loss, optimizer, feature_shape, towers, dtype)
         with tf.device(HOST):
             train_op = optimizer.apply_gradients(parts["average"], parts["global_step"], name="train")
             return TowerGraph(**parts, init_op=v1.global_variables_initializer(), train_op=train_op)
@@ -181,8 +104,8 @@ def placeholder_graph(
     Returns:
         A `PlaceholderGraph`.
     """
-    with tf.Graph().as_default() as graph:
-        optimizer, parts = _forward(graph, loss, optimizer, feature_shape, towers, dtype)
+    with tf.Graph().as_default():
+        optimizer, parts = build_towers(loss, optimizer, feature_shape, towers, dtype)
         gradients, placeholders, averages = [], [], []
         with tf.device(HOST):
             for gradient, variable in parts["average"]:
@@ -216,8 +139,8 @@ def variable_graph(loss: Callable, optimizer: Callable, feature_shape: Sequence[
     Returns:
         A `VariableGraph`.
     """
-    with tf.Graph().as_default() as graph:
-        optimizer, parts = _forward(graph, loss, optimizer, feature_shape, towers, dtype)
+    with tf.Graph().as_default():
+        optimizer, parts = build_towers(loss, optimizer, feature_shape, towers, dtype)
         with tf.device(HOST):
             train_op = optimizer.apply_gradients(parts["average"], parts["global_step"], name="train")
             with tf.name_scope("accumulator"):
@@ -228,7 +151,9 @@ def variable_graph(loss: Callable, optimizer: Callable, feature_shape: Sequence[
                 accum_ops = accumulator.add([gradient for gradient, _ in parts["average"]], parts["weight"])
             with tf.name_scope("mean"):
                 mean = accumulator.mean()
-            train_step = optimizer.apply_gradients(zip(mean, parts["variables"]), parts["global_step"], name="train_step")
+            train_step = optimizer.apply_gradients(
+                zip(mean, parts["variables"]), parts["global_step"], name="train_step"
+            )
             return VariableGraph(
                 **parts,
                 init_op=v1.global_variables_initializer(),
@@ -257,79 +182,3 @@ def average_on_host(gradients: Sequence[Sequence[np.ndarray]], weights: Sequence
             f"weights {list(weights)}"
         )
     return [np.average(np.stack(column), axis=0, weights=weights).astype(column[0].dtype) for column in zip(*gradients)]
-
-
-def _forward(graph, loss, optimizer, feature_shape, towers, dtype):
-    """Builds inputs, towers and their average. Returns the optimizer and the fields of `Forward`."""
-    devices = runtime.tower_devices(towers)
-    chosen = runtime.current()
-    if chosen is not None and chosen.seed is not None:
-        v1.set_random_seed(chosen.seed)  # a graph does not inherit the program's seed
-    with tf.device(HOST):
-        inputs = Inputs(
-            features=v1.placeholder(dtype, [None, *feature_shape], name="features"),
-            labels=v1.placeholder(tf.int32, [None], name="labels"),
-            weights=v1.placeholder(accumulation_dtype(dtype), [None], name="weights"),
-            dropout_seed=v1.placeholder(tf.int32, [2], name="dropout_seed"),
-            # float64, so that an optimizer gets the rate as it was said, whatever type its variables have
-            learning_rate=v1.placeholder(tf.float64, [], name="learning_rate"),
-        )
-        global_step = v1.train.get_or_create_global_step()
-        optimizer = optimizer(inputs.learning_rate)
-
-    towers = []
-    for i, device in enumerate(devices):
-        with tf.device(HOST), tf.name_scope(f"split_{i}"):
-            features, labels, weights = _part(inputs, i, len(devices))
-            seed = inputs.dropout_seed + [0, i]
-        # The first tower makes the variables, on the host; the others reuse them.
-        with v1.variable_scope("", reuse=i > 0, use_resource=True), _on(device):
-            with tf.name_scope(f"tower_{i}") as scope:
-                losses = loss(features, labels, seed)
-                _check_losses(losses)
-                weight = tf.reduce_sum(weights, name="weight")
-                # divide_no_nan: a tower of weight 0 has the loss 0 and the gradients 0.
-                mean = tf.math.divide_no_nan(
-                    tf.reduce_sum(tf.cast(losses, weights.dtype) * weights), weight, name="mean_loss"
-                )
-                v1.summary.scalar("loss", mean)
-                if not v1.trainable_variables():
-                    raise ValueError(
-                        "loss must make variables with tf.compat.v1.get_variable. Received: a loss without any"
-                    )
-                gradients = optimizer.compute_gradients(mean, v1.trainable_variables())
-        towers.append(Tower(name=f"tower_{i}", device=device, loss=mean, weight=weight, gradients=gradients))
-        summaries = v1.get_collection(v1.GraphKeys.SUMMARIES, scope)  # the last tower's are kept
-
-    with tf.device(HOST), tf.name_scope("average"):
-        weight = tf.add_n([tower.weight for tower in towers], name="weight")
-        average = average_gradients(
-            [tower.gradients for tower in towers], None if len(towers) == 1 else [tower.weight for tower in towers]
-        )
-        summary = v1.summary.merge(summaries)
-    variables = v1.trainable_variables()
-    parts = dict(graph=graph, inputs=inputs, towers=towers, variables=variables, weight=weight, average=average)
-    return optimizer, parts | dict(summary=summary, global_step=global_step)
-
-
-def _part(inputs: Inputs, i: int, towers: int) -> tuple:
-    """Tower i's examples: parts as equal as can be, in order.
-
-    A tower that would have none (fewer examples than towers) borrows one with the weight 0: not every kernel of
-    TensorFlow takes an empty batch.
-    """
-    examples = tf.shape(inputs.labels)[0]
-    start, end = examples * i // towers, examples * (i + 1) // towers
-    rows = tf.range(start, tf.maximum(end, start + 1))
-    own = tf.cast(rows < end, inputs.weights.dtype)
-    return tf.gather(inputs.features, rows), tf.gather(inputs.labels, rows), tf.gather(inputs.weights, rows) * own
-
-
-def _on(device: str):
-    """The tower's device for operations, the host for the variables they use."""
-    return v1.device(lambda operation: HOST if operation.type == "VarHandleOp" else device)
-
-
-def _check_losses(losses) -> None:
-    if losses.shape.rank != 1:
-        raise ValueError(f"loss must return one number an example, shape (examples,). Received: {losses.shape}")

@@ -139,7 +139,9 @@ def test_a_wheel_outside_the_checkout_finds_its_data(tmp_path):
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     wheels, site = tmp_path / "wheels", tmp_path / "site"
     subprocess.run(
-        [*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", wheels, source], check=True, timeout=120
+        [*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", wheels, source],
+        check=True,
+        timeout=120,
     )
     [wheel] = wheels.glob("gradlab-*.whl")
     subprocess.run([*pip, "install", "--no-deps", "--no-index", "--target", site, wheel], check=True, timeout=120)

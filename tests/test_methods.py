@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradlab import static_graph
+from gradlab import towers as gradlab_towers
 from gradlab.accumulator import GradientAccumulator
 from gradlab.lab import methods, models, optimizers
 from gradlab.window import Window
@@ -110,10 +111,8 @@ def _sum_for_mean(monkeypatch):
 
 
 def _sum_for_mean_over_towers(monkeypatch):
-    average = static_graph.average_gradients
-    monkeypatch.setattr(
-        static_graph, "average_gradients", lambda g, w: [(m * len(g), v) for m, v in average(g, w)]
-    )
+    average = gradlab_towers.average_gradients
+    monkeypatch.setattr(gradlab_towers, "average_gradients", lambda g, w: [(m * len(g), v) for m, v in average(g, w)])
 
 
 def _sum_for_mean_on_the_host(monkeypatch):
@@ -132,8 +131,8 @@ def _divide_by_k_on_the_host(monkeypatch):
 
 
 def _towers_counted_equal(monkeypatch):
-    average = static_graph.average_gradients
-    monkeypatch.setattr(static_graph, "average_gradients", lambda g, w: average(g))
+    average = gradlab_towers.average_gradients
+    monkeypatch.setattr(gradlab_towers, "average_gradients", lambda g, w: average(g))
 
 
 def _micro_batches_counted_equal(monkeypatch):

@@ -1,7 +1,6 @@
 """The reference itself: its hand-written gradients against differences of its loss."""
 
 import numpy as np
-
 import reference
 
 

@@ -19,8 +19,10 @@ def python(program: str, **environment) -> subprocess.CompletedProcess:
 
 
 def test_importing_gradlab_imports_no_tensorflow():
-    done = python("import sys, gradlab; dir(gradlab); print([m for m in sys.modules if m in ('tensorflow', 'keras', "
-                  "'numpy', 'matplotlib', 'ipywidgets')])")
+    done = python(
+        "import sys, gradlab; dir(gradlab); print([m for m in sys.modules if m in ('tensorflow', 'keras', "
+        "'numpy', 'matplotlib', 'ipywidgets')])"
+    )
     assert done.stdout == "[]\n", done.stderr
 
 
@@ -44,7 +46,9 @@ def test_setup_says_what_it_chose_and_starts_quietly():
 
 
 def test_names_imported_before_setup_start_quietly_too():
-    done = python("from gradlab import GradientAccumulator, average_gradients, setup; setup()", CUDA_VISIBLE_DEVICES="-1")
+    done = python(
+        "from gradlab import GradientAccumulator, average_gradients, setup; setup()", CUDA_VISIBLE_DEVICES="-1"
+    )
     assert done.stdout.startswith("gradlab: 1 tower (CPU:0), operations at once: ")
     assert done.stdout.endswith(", no seed\n")
     assert done.stderr == ""

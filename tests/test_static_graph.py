@@ -23,7 +23,7 @@ def lenet_loss(features, labels, dropout_seed):
     return model.losses(weights, features, labels, dropout_seed)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def lenet_graph(builder):
     adam = optimizers.static_graph_optimizer(optimizers.OptimizerConfig("adam"))
     return builder(lenet_loss, adam, (28, 28, 1), towers=TOWERS)
@@ -60,9 +60,7 @@ def test_every_tower_has_its_scope_and_its_device(built):
         for gradient, variable in tower.gradients:
             assert gradient.op.name.startswith(f"{tower.name}/gradients/")
             assert gradient.shape == variable.shape
-    per_tower = [
-        sum(op.name.startswith(f"tower_{i}/") for op in built.graph.get_operations()) for i in range(TOWERS)
-    ]
+    per_tower = [sum(op.name.startswith(f"tower_{i}/") for op in built.graph.get_operations()) for i in range(TOWERS)]
     assert len(set(per_tower)) == 1
 
 
@@ -178,7 +176,10 @@ def apply_once(builder, towers, dtype, features, labels):
             for feed in feeds:
                 session.run(built.accum_ops, feed)
             session.run(built.train_step, rate)
-        return {v.name[:-2]: np.asarray(value, np.float64) for v, value in zip(built.variables, session.run(built.variables))}
+        return {
+            v.name[:-2]: np.asarray(value, np.float64)
+            for v, value in zip(built.variables, session.run(built.variables))
+        }
 
 
 @pytest.mark.parametrize("towers", [1, 2, 3])

@@ -24,7 +24,9 @@ def data(examples, dtype="float64"):
 def test_it_is_the_gradient_of_the_whole(examples, microbatch_size, in_flight):
     w = tf.Variable([1.0, -2.0, 0.5], dtype=tf.float64)
     batch, weights = data(examples), np.random.default_rng(0).uniform(0, 2, examples)
-    window = tf.function(lambda: window_gradients(linear(w), [w], batch, tf.constant(weights), microbatch_size, in_flight))()
+    window = tf.function(
+        lambda: window_gradients(linear(w), [w], batch, tf.constant(weights), microbatch_size, in_flight)
+    )()
     residual = batch["x"].numpy() @ w.numpy() - batch["y"].numpy()
     expected = (2 * weights * residual) @ batch["x"].numpy() / weights.sum()
     np.testing.assert_allclose(window.gradients[0], expected, rtol=1e-12)

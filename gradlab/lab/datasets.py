@@ -91,7 +91,9 @@ def read_verified(path: pathlib.Path) -> bytes:
             raise FileNotFoundError(f"gradlab's data file {file.name} is missing from {file.parent}; {mend}")
     known = dict(line.split()[::-1] for line in listed.read_text().splitlines() if line.strip())
     if path.name not in known:
-        raise ValueError(f"{path.name} must be listed in {listed.name}. Received: {', '.join(known) or 'an empty list'}")
+        raise ValueError(
+            f"{path.name} must be listed in {listed.name}. Received: {', '.join(known) or 'an empty list'}"
+        )
     content = path.read_bytes()
     found = hashlib.sha256(content).hexdigest()
     if found != known[path.name]:

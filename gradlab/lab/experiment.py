@@ -62,7 +62,8 @@ class Experiment:
         if self.effective_batch > examples:
             raise ValueError(
                 f"towers * accumulation_steps * microbatch_size must be at most the {examples} training examples of "
-                f"{self.dataset}. Received: {self.towers} * {self.accumulation_steps} * {self.microbatch_size} = {self.effective_batch}"
+                f"{self.dataset}. Received: {self.towers} * {self.accumulation_steps} * {self.microbatch_size} = "
+                f"{self.effective_batch}"
             )
 
     @property

@@ -93,9 +93,7 @@ class _CompiledMethod:
     def __init__(self, model: Model, optimizer: OptimizerConfig, dtype):
         self._model = model
         self._dtype = np.dtype(dtype)
-        self._variables = {
-            name: tf.Variable(tf.zeros(shape, dtype), name=name) for name, shape in model.shapes.items()
-        }
+        self._variables = {name: tf.Variable(tf.zeros(shape, dtype), name=name) for name, shape in model.shapes.items()}
         self._optimizer = keras_optimizer(optimizer)
         self._optimizer.build(list(self._variables.values()))
         self._compiled = tf.function(
@@ -168,9 +166,7 @@ class _StaticGraphMethod:
 
         self._model = model
         self._dtype = np.dtype(dtype)
-        self._graph = type(self).build_graph(
-            loss, static_graph_optimizer(optimizer), model.input_shape, towers, dtype
-        )
+        self._graph = type(self).build_graph(loss, static_graph_optimizer(optimizer), model.input_shape, towers, dtype)
         self._seen = [(tower.loss, tower.weight) for tower in self._graph.towers]
         self._graph.graph.finalize()  # from here on nothing is added: every run is of the same graph
         self._session = runtime.session(self._graph.graph)

@@ -40,7 +40,7 @@ class Model:
         return list(self.shapes.values())[-1][-1]
 
     def initial_weights(self, seed: int, dtype="float32") -> dict[str, np.ndarray]:
-        """Glorot-uniform kernels and zero biases (Glorot and Bengio 2010, equation 16), drawn by NumPy from the seed."""
+        """Glorot-uniform kernels (Glorot and Bengio 2010, equation 16) and zero biases, drawn by NumPy."""
         generator = np.random.default_rng(seed)
         return {
             name: (_glorot_uniform(generator, shape) if name.endswith("kernel") else np.zeros(shape)).astype(dtype)
