@@ -6,8 +6,8 @@ import time
 import pytest
 
 import gradlab
-from gradlab.lab import widget
-from gradlab.lab.widget import State
+from gradlab.lab import training_run, widget
+from gradlab.lab.training_run import State
 
 QUICK = dict(updates=5, eval_every=5)
 
@@ -123,7 +123,7 @@ def test_a_fault_in_the_worker_is_shown(make, monkeypatch):
         raise OSError("the disk <is> gone")
         yield
 
-    monkeypatch.setattr(widget, "train", breaks)
+    monkeypatch.setattr(training_run, "train", breaks)
     lab = make()
     lab.run()
     assert lab.wait() is State.FAILED

@@ -10,82 +10,25 @@ A run that is no longer the current one is cancelled, and what it still has to s
 """
 
 import atexit
-import enum
 import html
-import math
 import threading
 import time
 import traceback
 import weakref
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields
 
 import ipywidgets as widgets
 
 from gradlab import checks, runtime
-from gradlab.lab import methods, plots
-from gradlab.lab.experiment import Experiment, Update, train
+from gradlab.lab import controls, plots
+from gradlab.lab.experiment import Experiment, Update
+from gradlab.lab.training_run import Run, State
 
 COUNTER_SECONDS = 0.2
 PLOT_SECONDS = 0.5
 
 # A short run of a small network: it answers while the hand is still on the slider.
 DEFAULTS = {"model": "dense", "method": "microbatched", "updates": 300, "eval_every": 25}
-
-
-class State(enum.Enum):
-    """Where a run is."""
-
-    STARTING = "starting"
-    RUNNING = "running"
-    FINISHED = "finished"
-    STOPPED = "stopped"
-    FAILED = "failed"
-
-
-@dataclass
-class _Run:
-    """One training: written by the worker, read by the publisher."""
-
-    experiment: Experiment
-    seed: int
-    cancel: threading.Event = field(default_factory=threading.Event)
-    over: threading.Event = field(default_factory=threading.Event)
-    state: State = State.STARTING
-    updates: list[Update] = field(default_factory=list)  # appended to, never changed: safe to read at any time
-    error: str = ""
-    details: str = ""
-
-    def work(self) -> None:
-        """Trains until the end, or until cancelled. Raises nothing: what goes wrong is kept to be shown."""
-        try:
-            for update in train(self.experiment, self.seed):
-                if self.cancel.is_set():
-                    break
-                self.updates.append(update)
-                self.state = State.RUNNING
-            self.state = State.STOPPED if self.cancel.is_set() else State.FINISHED
-        except Exception as error:
-            self.error, self.details = f"{type(error).__name__}: {error}", traceback.format_exc()
-            self.state = State.FAILED
-        finally:
-            self.over.set()
-
-    def words(self) -> tuple[str, str, str]:
-        """The state, a sentence, and details to fold away."""
-        if self.state is State.FAILED:
-            return "failed", self.error, self.details
-        state = "stopping" if self.cancel.is_set() and not self.over.is_set() else self.state.value
-        if not self.updates:
-            return state, f"building {self.experiment.method} and reading the data", ""
-        last = self.updates[-1]
-        if not math.isfinite(last.loss):
-            return "diverged", f"the loss of update {last.number} is {last.loss}; try a smaller learning rate", ""
-        speed = len(self.updates) / sum(update.seconds for update in self.updates)
-        sentence = (
-            f"update {last.number} of {self.experiment.updates}, window loss {last.loss:.3f} nats, "
-            f"{speed:.0f} updates a second"
-        )
-        return state, sentence, ""
 
 
 class AccumulationLab:
@@ -119,7 +62,7 @@ class AccumulationLab:
         runtime.tower_devices(self._experiment.towers)
         self._seed = seed
         self._lock = threading.RLock()  # guards which run is current, the threads, and every change of a widget
-        self._current: _Run | None = None
+        self._current: Run | None = None
         self._earlier: list[Update] = []
         self._worker: threading.Thread | None = None
         self._publisher: threading.Thread | None = None
@@ -139,7 +82,7 @@ class AccumulationLab:
     def run(self) -> None:
         """Trains what the controls say, from the beginning. A run that is under way is cancelled."""
         try:
-            self._experiment = self._read_controls()
+            self._experiment = controls.read(self._controls, self._experiment)
         except ValueError as error:
             self.stop()
             self._say("not run", str(error))
@@ -150,7 +93,7 @@ class AccumulationLab:
                 # A run that was cut off at once, by a slider on its way, is nothing to compare with.
                 if len(self._current.updates) >= self._current.experiment.updates / 10:
                     self._earlier = self._current.updates
-            self._current = _Run(self._experiment, self._seed)
+            self._current = Run(self._experiment, self._seed)
             self._worker = self._worker or _start(self._work)
             self._publisher = self._publisher or _start(self._publish)
 
@@ -190,50 +133,8 @@ class AccumulationLab:
 
     def _build(self) -> None:
         e = self._experiment
-        most_towers = max(e.towers, len((runtime.current() or runtime.Runtime(("",), None, None)).devices))
-        self._controls = {
-            "accumulation_steps": _control(
-                widgets.IntSlider,
-                "accumulation_steps k",
-                "Micro-batches whose gradients are averaged for one update.",
-                value=e.accumulation_steps,
-                min=1,
-                max=max(50, e.accumulation_steps),
-            ),
-            "microbatch_size": _control(
-                widgets.IntSlider,
-                "microbatch_size b",
-                "Examples of one forward and backward pass: what must fit in memory.",
-                value=e.microbatch_size,
-                min=1,
-                max=max(100, e.microbatch_size),
-            ),
-            "learning_rate": _control(
-                widgets.FloatLogSlider,
-                "learning rate",
-                "How far an update goes.",
-                value=e.learning_rate,
-                min=min(-5, math.log10(e.learning_rate)),
-                max=max(0, math.log10(e.learning_rate)),
-                step=0.1,
-                readout_format=".1e",
-            ),
-            "method": _control(
-                widgets.Dropdown, "method", "How the update is made.", options=list(methods.METHODS), value=e.method
-            ),
-            "towers": _control(
-                widgets.IntSlider,
-                "towers T",
-                "Copies of the model, each on its device; gradlab.setup(towers=...) makes more devices.",
-                value=e.towers,
-                min=1,
-                max=max(2, most_towers),
-                disabled=most_towers == 1 or not methods.takes_towers(e.method),
-            ),
-        }
-        self._most_towers = most_towers
-        for name, control in self._controls.items():
-            control.add_class(f"gradlab-{name}")
+        self._controls = controls.build(e)
+        for control in self._controls.values():
             control.observe(lambda change: self._moved(), names="value")
 
         self._run_button = widgets.Button(description="Run", icon="play", tooltip="Train from the beginning.")
@@ -264,17 +165,8 @@ class AccumulationLab:
         self._paint(None, plots.training_figure([], e.updates, _title(e), hint="Press Run, or move a slider"))
 
     def _moved(self) -> None:
-        self._controls["towers"].disabled = self._most_towers == 1 or not methods.takes_towers(
-            self._controls["method"].value
-        )
         self.run()
         self._say_batch()
-
-    def _read_controls(self) -> Experiment:
-        values = {name: control.value for name, control in self._controls.items()}
-        if not methods.takes_towers(values["method"]):
-            values["towers"] = 1
-        return replace(self._experiment, **values)
 
     # The worker's part: it computes, and touches no widget.
 
@@ -310,7 +202,7 @@ class AccumulationLab:
                     return
             run.over.wait(COUNTER_SECONDS)
 
-    def _show_counters(self, run: _Run) -> None:
+    def _show_counters(self, run: Run) -> None:
         with self._lock:
             if run is not self._current:
                 return
@@ -320,11 +212,11 @@ class AccumulationLab:
             self._stop_button.disabled = run.over.is_set()
             self._say(*run.words())
 
-    def _show_plot(self, run: _Run) -> None:
+    def _show_plot(self, run: Run) -> None:
         e = run.experiment
         self._paint(run, plots.training_figure(list(run.updates), e.updates, _title(e), self._earlier))
 
-    def _paint(self, run: _Run | None, figure) -> None:
+    def _paint(self, run: Run | None, figure) -> None:
         png = plots.to_png(figure)
         with self._lock:
             if run is self._current:
@@ -346,16 +238,6 @@ class AccumulationLab:
 
 
 _HIDDEN = "position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%)"
-
-
-def _control(kind, description: str, tooltip: str, **arguments):
-    return kind(
-        description=description,
-        tooltip=tooltip,
-        style={"description_width": "150px"},
-        layout={"width": "410px"},
-        **arguments,
-    )
 
 
 def _title(e: Experiment) -> str:
