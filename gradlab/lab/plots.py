@@ -69,7 +69,7 @@ def _draw_accuracies(axes, updates: Sequence[Update], earlier: Sequence[Update])
     if earlier:
         axes.plot(*_accuracies(earlier), color=GREY, linestyle="--", marker="x", markersize=4, linewidth=1)
     if updates:
-        axes.plot(*_accuracies(updates), color=VERMILION, marker="o", markersize=4, linewidth=1.8)
+        axes.plot(*_accuracies(updates), color=VERMILION, marker="o", markersize=4, linewidth=1.8, clip_on=False)
         _, ours = _accuracies(updates)
         if len(ours):
             axes.set_title(f"test accuracy: {ours[-1]:.1f} %", fontsize=10, loc="left")
