@@ -62,24 +62,18 @@ def _mean(gradients: Sequence, weights: Sequence | None):
     dtype = present[0].dtype
     compute = accumulation_dtype(dtype)
     if weights is None:
-        shares = [1 / len(gradients)] * len(gradients)
+        weights, total = [1.0] * len(gradients), float(len(gradients))
     else:
         weights = [tf.cast(weight, compute) for weight in weights]
         total = tf.add_n(weights)
-        shares = [weight / total for weight in weights]
-    pairs = [(gradient, share) for gradient, share in zip(gradients, shares) if gradient is not None]
+    weights = [weight for weight, gradient in zip(weights, gradients) if gradient is not None]
 
     if all(isinstance(gradient, tf.IndexedSlices) for gradient in present):
-        values = tf.concat([tf.cast(g.values, compute) * share for g, share in pairs], axis=0)
-        return _each_row_once(
-            tf.IndexedSlices(
-                tf.cast(values, dtype), tf.concat([g.indices for g, _ in pairs], axis=0), present[0].dense_shape
-            )
-        )
-    dense = [tf.cast(tf.convert_to_tensor(g), compute) for g in present]
-    if weights is None and len(present) == len(gradients):
-        return tf.cast(tf.reduce_mean(tf.stack(dense), axis=0), dtype)
-    return tf.cast(tf.add_n([g * share for g, (_, share) in zip(dense, pairs)]), dtype)
+        values = tf.concat([tf.cast(g.values, compute) * w for g, w in zip(present, weights)], axis=0) / total
+        indices = tf.concat([g.indices for g in present], axis=0)
+        return _each_row_once(tf.IndexedSlices(tf.cast(values, dtype), indices, present[0].dense_shape))
+    stack = tf.stack([tf.cast(tf.convert_to_tensor(g), compute) * w for g, w in zip(present, weights)])
+    return tf.cast(tf.reduce_sum(stack, axis=0) / total, dtype)
 
 
 def _each_row_once(slices: tf.IndexedSlices) -> tf.IndexedSlices:

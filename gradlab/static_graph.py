@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from gradlab.accumulator import GradientAccumulator
 from gradlab.averaging import accumulation_dtype
-from gradlab.towers import HOST, Forward, build_towers
+from gradlab.towers import Forward, build_towers
 
 v1 = tf.compat.v1
 
@@ -83,7 +83,7 @@ def tower_graph(loss: Callable, optimizer: Callable, feature_shape: Sequence[int
     """
     with tf.Graph().as_default():
         optimizer, parts = build_towers(loss, optimizer, feature_shape, towers, dtype)
-        with tf.device(HOST):
+        with tf.device(parts["home"]):
             train_op = optimizer.apply_gradients(parts["average"], parts["global_step"], name="train")
             return TowerGraph(**parts, init_op=v1.global_variables_initializer(), train_op=train_op)
 
@@ -107,7 +107,7 @@ def placeholder_graph(
     with tf.Graph().as_default():
         optimizer, parts = build_towers(loss, optimizer, feature_shape, towers, dtype)
         gradients, placeholders, averages = [], [], []
-        with tf.device(HOST):
+        with tf.device(parts["home"]):
             for gradient, variable in parts["average"]:
                 if gradient is None:
                     continue
@@ -141,7 +141,7 @@ def variable_graph(loss: Callable, optimizer: Callable, feature_shape: Sequence[
     """
     with tf.Graph().as_default():
         optimizer, parts = build_towers(loss, optimizer, feature_shape, towers, dtype)
-        with tf.device(HOST):
+        with tf.device(parts["home"]):
             train_op = optimizer.apply_gradients(parts["average"], parts["global_step"], name="train")
             with tf.name_scope("accumulator"):
                 accumulator = GradientAccumulator(parts["variables"])

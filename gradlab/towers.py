@@ -13,7 +13,7 @@ from gradlab import runtime
 from gradlab.averaging import accumulation_dtype, average_gradients
 
 v1 = tf.compat.v1
-HOST = "/device:CPU:0"  # the variables live here, and here the towers meet
+HOST = "/device:CPU:0"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -71,6 +71,7 @@ class Forward:
 
     Attributes:
         graph: the tf.Graph they stand in.
+        home: the device where the variables live and the towers meet: the host, or a single tower's own device.
         inputs: the placeholders.
         towers: one `Tower` a device.
         variables: the model's variables, shared by all towers.
@@ -82,6 +83,7 @@ class Forward:
     """
 
     graph: tf.Graph
+    home: str
     inputs: Inputs
     towers: list[Tower]
     variables: list[tf.Variable]
@@ -104,6 +106,7 @@ def build_towers(loss: Callable, optimizer: Callable, feature_shape: Sequence[in
     if chosen is not None and chosen.seed is not None:
         v1.set_random_seed(chosen.seed)  # a graph does not inherit the program's seed
     devices = runtime.tower_devices(towers)
+    home = devices[0] if len(devices) == 1 else HOST
     with tf.device(HOST):
         inputs = Inputs(
             features=v1.placeholder(dtype, [None, *feature_shape], name="features"),
@@ -113,12 +116,13 @@ def build_towers(loss: Callable, optimizer: Callable, feature_shape: Sequence[in
             # float64, so that an optimizer gets the rate as it was said, whatever type its variables have
             learning_rate=v1.placeholder(tf.float64, [], name="learning_rate"),
         )
+    with tf.device(home):
         global_step = v1.train.get_or_create_global_step()
         optimizer = optimizer(inputs.learning_rate)
 
-    towers = [_tower(i, device, loss, optimizer, inputs, len(devices)) for i, device in enumerate(devices)]
+    towers = [_tower(i, devices, home, loss, optimizer, inputs) for i in range(len(devices))]
 
-    with tf.device(HOST), tf.name_scope("average"):
+    with tf.device(home), tf.name_scope("average"):
         weights = [tower.weight for tower in towers]
         average = average_gradients([tower.gradients for tower in towers], weights if len(towers) > 1 else None)
         weight = tf.add_n(weights, name="weight")
@@ -126,6 +130,7 @@ def build_towers(loss: Callable, optimizer: Callable, feature_shape: Sequence[in
         summary = v1.summary.merge(v1.get_collection(v1.GraphKeys.SUMMARIES, f"{towers[-1].name}/"))
     return optimizer, dict(
         graph=v1.get_default_graph(),
+        home=home,
         inputs=inputs,
         towers=towers,
         variables=v1.trainable_variables(),
@@ -136,14 +141,14 @@ def build_towers(loss: Callable, optimizer: Callable, feature_shape: Sequence[in
     )
 
 
-def _tower(i: int, device: str, loss: Callable, optimizer, inputs: Inputs, towers: int) -> Tower:
+def _tower(i: int, devices: Sequence[str], home: str, loss: Callable, optimizer, inputs: Inputs) -> Tower:
     """One tower: its part of the batch, its loss and its gradients, under its own name and on its device."""
-    name = f"tower_{i}"
+    name, device = f"tower_{i}", devices[i]
     with tf.device(HOST), tf.name_scope(f"split_{i}"):
-        features, labels, weights = _part(inputs, i, towers)
+        features, labels, weights = _part(inputs, i, len(devices))
         seed = inputs.dropout_seed + [0, i]
-    # The first tower makes the variables, on the host; the others reuse them.
-    with v1.variable_scope("", reuse=i > 0, use_resource=True), _on(device), tf.name_scope(name):
+    # The first tower makes the variables, at home; the others reuse them.
+    with v1.variable_scope("", reuse=i > 0, use_resource=True), _on(device, home), tf.name_scope(name):
         losses = loss(features, labels, seed)
         variables = v1.trainable_variables()
         _check(losses, variables)
@@ -168,9 +173,9 @@ def _part(inputs: Inputs, i: int, towers: int) -> tuple:
     return tf.gather(inputs.features, rows), tf.gather(inputs.labels, rows), tf.gather(inputs.weights, rows) * own
 
 
-def _on(device: str):
-    """The tower's device for operations, the host for the variables they use."""
-    return v1.device(lambda operation: HOST if operation.type == "VarHandleOp" else device)
+def _on(device: str, home: str):
+    """The tower's device for operations, home for the variables they use."""
+    return v1.device(lambda operation: home if operation.type == "VarHandleOp" else device)
 
 
 def _check(losses, variables: list) -> None:

@@ -194,24 +194,25 @@ class _StaticGraphMethod:
         return Microbatches(losses[seen_weights > 0], seen_weights[seen_weights > 0])
 
 
-class Towers(_StaticGraphMethod):
-    """One run is one update, averaged over the towers; a longer window is added up in variables, run by run."""
-
-    build_graph = staticmethod(static_graph.variable_graph)
-
-    def _run(self, feeds, rate):
-        if len(feeds) > 1:
-            return _accumulate(self._session, self._graph, feeds, rate)
-        return self._session.run([self._seen, self._graph.train_op], feeds[0] | rate)[0]
-
-
 class Variables(_StaticGraphMethod):
     """Gradients are added up in variables beside the model's; a last run applies their mean."""
 
     build_graph = staticmethod(static_graph.variable_graph)
 
     def _run(self, feeds, rate):
-        return _accumulate(self._session, self._graph, feeds, rate)
+        self._session.run(self._graph.zero_ops)
+        runs = [self._session.run([self._seen, self._graph.accum_ops], feed)[0] for feed in feeds]
+        self._session.run(self._graph.train_step, rate)
+        return runs
+
+
+class Towers(Variables):
+    """One run is one update, averaged over the towers; a longer window is added up in variables, run by run."""
+
+    def _run(self, feeds, rate):
+        if len(feeds) > 1:
+            return super()._run(feeds, rate)
+        return self._session.run([self._seen, self._graph.train_op], feeds[0] | rate)[0]
 
 
 class Placeholders(_StaticGraphMethod):
@@ -233,14 +234,6 @@ METHODS = {
     "variables": Variables,
     "microbatched": Microbatched,
 }
-
-
-def _accumulate(session, graph: static_graph.VariableGraph, feeds, rate):
-    seen = [(tower.loss, tower.weight) for tower in graph.towers]
-    session.run(graph.zero_ops)
-    runs = [session.run([seen, graph.accum_ops], feed)[0] for feed in feeds]
-    session.run(graph.train_step, rate)
-    return runs
 
 
 def _name(variable) -> str:
