@@ -71,16 +71,16 @@ def _mean(gradients: Sequence, weights: Sequence | None):
     if all(isinstance(gradient, tf.IndexedSlices) for gradient in present):
         values = tf.concat([tf.cast(g.values, compute) * w for g, w in zip(present, weights)], axis=0) / total
         indices = tf.concat([g.indices for g in present], axis=0)
-        return _each_row_once(tf.IndexedSlices(tf.cast(values, dtype), indices, present[0].dense_shape))
+        return _each_row_once(values, indices, present[0].dense_shape, dtype)
     stack = tf.stack([tf.cast(tf.convert_to_tensor(g), compute) * w for g, w in zip(present, weights)])
     return tf.cast(tf.reduce_sum(stack, axis=0) / total, dtype)
 
 
-def _each_row_once(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+def _each_row_once(values, indices, dense_shape, dtype) -> tf.IndexedSlices:
     """Adds up the values of equal indices: optimizers and norms square each row, and a sum is not squared by parts."""
-    rows, position = tf.unique(slices.indices)
-    values = tf.math.unsorted_segment_sum(slices.values, position, tf.size(rows))
-    return tf.IndexedSlices(values, rows, slices.dense_shape)
+    rows, position = tf.unique(indices)
+    sums = tf.math.unsorted_segment_sum(values, position, tf.size(rows))
+    return tf.IndexedSlices(tf.cast(sums, dtype), rows, dense_shape)
 
 
 def accumulation_dtype(dtype) -> tf.DType:
