@@ -10,12 +10,12 @@ PORT_FLAGS := $(if $(filter file,$(origin PORT)),,--ServerApp.port_retries=0)
 .PHONY: help lab test bench notebooks lock clean
 
 help:
-	@echo "make lab     open the notebooks in JupyterLab     PORT=8888 BROWSER=no for servers"
-	@echo "make test    run the tests and the notebooks"
-	@echo "make bench   time the methods side by side"
-	@echo "make notebooks  run the notebooks and keep their outputs"
-	@echo "make lock    renew requirements.txt from pyproject.toml"
-	@echo "make clean   remove .venv"
+	@echo "make lab         open the notebooks in JupyterLab; on a server: make lab PORT=9000 BROWSER=no"
+	@echo "make test        run the tests and the notebooks"
+	@echo "make bench       time the methods side by side"
+	@echo "make notebooks   run the notebooks and keep their outputs"
+	@echo "make lock        renew requirements.txt from pyproject.toml"
+	@echo "make clean       remove .venv"
 
 # JupyterLab refuses to run as root unless told otherwise; containers and servers often do.
 LAB_FLAGS := $(if $(filter 0,$(shell id -u)),--allow-root) $(if $(filter no,$(BROWSER)),--no-browser)
