@@ -161,6 +161,19 @@ def test_what_cannot_be_run_is_said_and_not_run(make):
     assert "12" not in lab._batch.value
 
 
+def test_what_cannot_be_run_ends_the_run_before_and_is_not_talked_over(make):
+    lab = make(microbatch_size=5000, accumulation_steps=1, updates=100_000)
+    lab.run()
+    until(lambda: len(lab.updates) > 1)
+    lab._controls["accumulation_steps"].value = 12
+    assert lab.wait(20) is State.STOPPED
+    assert "not run" in status(lab)
+    lab._controls["accumulation_steps"].value = 2
+    until(lambda: "update" in status(lab))
+    lab.stop()
+    assert lab.wait(20) is State.STOPPED and "stopped" in status(lab)
+
+
 def test_the_seed_chooses_the_run(make):
     first, same, other = make(seed=4), make(seed=4), make(seed=5)
     losses = []

@@ -64,6 +64,7 @@ class AccumulationLab:
         self._lock = threading.RLock()  # guards which run is current, the threads, and every change of a widget
         self._current: Run | None = None
         self._earlier: list[Update] = []
+        self._refusal = ""  # why the controls' values cannot be run
         self._worker: threading.Thread | None = None
         self._publisher: threading.Thread | None = None
         self._build()
@@ -84,10 +85,13 @@ class AccumulationLab:
         try:
             self._experiment = controls.read(self._controls, self._experiment)
         except ValueError as error:
-            self.stop()
-            self._say("not run", str(error))
+            with self._lock:
+                self._refusal = str(error)
+                self.stop()
+                self._say("not run", self._refusal)
             return
         with self._lock:
+            self._refusal = ""
             if self._current is not None:
                 self._current.cancel.set()
                 # A run that was cut off at once, by a slider on its way, is nothing to compare with.
@@ -210,7 +214,8 @@ class AccumulationLab:
             self._progress.value = len(run.updates)
             self._progress.bar_style = {State.FINISHED: "success", State.FAILED: "danger"}.get(run.state, "")
             self._stop_button.disabled = run.over.is_set()
-            self._say(*run.words())
+            if not self._refusal:  # a run that ends meanwhile does not talk over it
+                self._say(*run.words())
 
     def _show_plot(self, run: Run) -> None:
         e = run.experiment
