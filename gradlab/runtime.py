@@ -44,7 +44,7 @@ def setup(towers: int | None = None, threads: int | str = "auto", seed: int | No
             made deterministic: the same program on the same machine then gives the same bits.
 
     Returns:
-        The `Runtime`. A second call with the same arguments returns it again.
+        The `Runtime`. A second call with the same arguments says and returns the same.
 
     Raises:
         ValueError: an argument is out of its range.
@@ -52,7 +52,8 @@ def setup(towers: int | None = None, threads: int | str = "auto", seed: int | No
 
     Example:
         >>> import gradlab
-        >>> runtime = gradlab.setup(towers=3, seed=0)
+        >>> runtime = gradlab.setup(towers=3, seed=0)    # doctest: +ELLIPSIS
+        gradlab: 3 towers (...), ..., seed 0
         >>> len(runtime.devices)
         3
     """
@@ -71,6 +72,7 @@ def setup(towers: int | None = None, threads: int | str = "auto", seed: int | No
                 f"gradlab.setup runs once a process, and ran with {_spell(_arguments)}: restart the kernel to choose "
                 f"again. Received: {_spell(arguments)}"
             )
+        print(_sentence(_runtime))
         return _runtime
 
     with without_startup_noise():

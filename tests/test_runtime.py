@@ -38,8 +38,10 @@ def test_setup_says_what_it_chose_and_starts_quietly():
         "print(chosen.devices)\n",
         CUDA_VISIBLE_DEVICES="-1",
     )
+    sentence = "gradlab: 3 towers (CPU:0, CPU:1, CPU:2), operations at once: 2, seed 1"
     assert done.stdout.splitlines() == [
-        "gradlab: 3 towers (CPU:0, CPU:1, CPU:2), operations at once: 2, seed 1",
+        sentence,
+        sentence,  # a cell that is run again shows the same
         "('/device:CPU:0', '/device:CPU:1', '/device:CPU:2')",
     ]
     assert done.stderr == ""

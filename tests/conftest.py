@@ -1,5 +1,0 @@
-"""What every test starts from: three towers on any machine, and repeatable numbers."""
-
-import gradlab
-
-gradlab.setup(towers=3, seed=0)
