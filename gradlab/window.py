@@ -8,6 +8,42 @@ import tensorflow as tf
 from gradlab.averaging import accumulation_dtype
 
 
+class Microbatch(NamedTuple):
+    """What the forward pass of one micro-batch gives to `accumulate`.
+
+    Attributes:
+        loss: its mean loss, a scalar: what is differentiated.
+        weight: what that mean counts for in the window's, a scalar: its examples, or its tokens.
+        state: what the next micro-batch starts from, of the structure and shapes that came in.
+    """
+
+    loss: tf.Tensor
+    weight: tf.Tensor
+    state: Any = ()
+
+
+class Sums(NamedTuple):
+    """What `accumulate` gives: sums over a window, not yet divided.
+
+    Attributes:
+        gradients: for each variable the sum of weight * gradient, in the type to add up in, or None.
+        weight: the weight of everything in these sums, a scalar.
+        skipped: the micro-batches left out because something in them was not finite, an integer scalar.
+        losses: each micro-batch's loss, shape (micro-batches,).
+        weights: each micro-batch's weight, 0 where it was left out, shape (micro-batches,).
+        squared_norms: each micro-batch's gradient's squared norm over all variables, shape (micro-batches,).
+        state: as the last micro-batch left it.
+    """
+
+    gradients: list
+    weight: tf.Tensor
+    skipped: tf.Tensor
+    losses: tf.Tensor
+    weights: tf.Tensor
+    squared_norms: tf.Tensor
+    state: Any
+
+
 class Window(NamedTuple):
     """What one window gave.
 
@@ -15,17 +51,29 @@ class Window(NamedTuple):
         gradients: for each variable the weighted mean over the window, in the variable's type, or None.
         losses: each micro-batch's weighted mean loss, shape (micro-batches,).
         weights: each micro-batch's weight, shape (micro-batches,).
+        squared_norms: the squared norm of each micro-batch's gradient, shape (micro-batches,).
     """
 
     gradients: list
     losses: tf.Tensor
     weights: tf.Tensor
+    squared_norms: tf.Tensor
 
 
-def window_gradients(
-    loss: Callable, variables: Sequence[tf.Variable], batch: Any, weights, microbatch_size, in_flight: int = 1
-) -> Window:
-    """The gradients of a batch's mean loss, computed one micro-batch at a time.
+def accumulate(
+    forward: Callable,
+    variables: Sequence[tf.Variable],
+    batch: Any,
+    examples,
+    microbatch_size,
+    state: Any = (),
+    *,
+    in_flight: int = 1,
+    dtype=None,
+    weight_dtype=tf.float32,
+    skip_nonfinite: bool = False,
+) -> Sums:
+    """Adds up the gradients of a batch, one micro-batch at a time.
 
     In words::
 
@@ -33,10 +81,73 @@ def window_gradients(
         for each micro-batch of microbatch_size examples (the last may be smaller):
             gradient = gradient of its mean loss
             sum = sum + its weight * gradient
-        gradients = sum / weight of all
 
     Call it inside a `tf.function`: the loop is a `tf.while_loop`, so neither the number of micro-batches nor, when it
-    is a tensor, their size makes TensorFlow trace again.
+    is a tensor, their size makes TensorFlow trace again. A batch without examples gives sums of 0.
+
+    Args:
+        forward: a function (micro-batch, number, state) -> `Microbatch`. number counts the window's micro-batches from
+            0: an integer scalar.
+        variables: what to differentiate by.
+        batch: any nest of tensors with the same first dimension; None where there is nothing.
+        examples: that dimension, an integer or an integer scalar tensor.
+        microbatch_size: examples a micro-batch: an integer or an integer scalar tensor.
+        state: any nest of tensors, handed from one micro-batch to the next.
+        in_flight: how many micro-batches may be under way at once. 1 is safe: the memory of one micro-batch, however
+            many there are. Each further one adds the activations of a micro-batch and can save time where
+            micro-batches are small.
+        dtype: the type to add up in. None: float32 for half-precision variables, else the variable's own.
+        weight_dtype: the type of losses, weights and norms.
+        skip_nonfinite: leave out a micro-batch with NaN or inf in its loss or gradient, and count it.
+
+    Returns:
+        The `Sums`.
+    """
+    variables = list(variables)
+    steps = -(-examples // microbatch_size)
+    reached = [False] * len(variables)  # filled in while the loop's body is traced
+
+    def body(step, sums, total, skipped, state, arrays):
+        rows = slice(step * microbatch_size, tf.minimum((step + 1) * microbatch_size, examples))
+        part = tf.nest.map_structure(lambda tensor: None if tensor is None else tensor[rows], batch)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(variables)
+            loss, weight, next_state = forward(part, step, state)
+        gradients = tape.gradient(loss, variables)
+        reached[:] = [gradient is not None for gradient in gradients]
+        weight = tf.cast(weight, weight_dtype)
+
+        def taken():
+            added = [_add(total, gradient, weight) for total, gradient in zip(sums, gradients)]
+            return added, total + weight, skipped, next_state, weight
+
+        if skip_nonfinite:
+            finite = _all_finite([loss, *gradients])
+            left_out = lambda: (sums, total, skipped + 1, state, tf.zeros_like(weight))  # noqa: E731
+            *carry, weight = tf.cond(finite, taken, left_out)
+        else:
+            *carry, weight = taken()
+        seen = tf.cast(loss, weight_dtype), weight, squared_norm(gradients, weight_dtype)
+        return step + 1, *carry, tuple(array.write(step, value) for array, value in zip(arrays, seen))
+
+    zeros = [tf.zeros(v.shape, tf.as_dtype(dtype) if dtype else accumulation_dtype(v.dtype)) for v in variables]
+    arrays = tuple(tf.TensorArray(weight_dtype, steps, element_shape=[]) for _ in range(3))
+    _, sums, total, skipped, state, arrays = tf.while_loop(
+        lambda step, *_: step < steps,
+        body,
+        (tf.constant(0), zeros, tf.zeros([], weight_dtype), tf.constant(0), state, arrays),
+        parallel_iterations=in_flight,
+    )
+    sums = [total if seen else None for total, seen in zip(sums, reached)]
+    return Sums(sums, total, skipped, *(array.stack() for array in arrays), state)
+
+
+def window_gradients(
+    loss: Callable, variables: Sequence[tf.Variable], batch: Any, weights, microbatch_size, in_flight: int = 1
+) -> Window:
+    """The gradients of a batch's mean loss, computed one micro-batch at a time.
+
+    It is `accumulate`, divided by the weight of what was really seen: see there for the loop.
 
     Args:
         loss: a function (micro-batch, number) -> the loss of each example, shape (examples,). number counts the
@@ -45,9 +156,7 @@ def window_gradients(
         batch: any nest of tensors with the same first dimension.
         weights: the examples' weights, shape (examples,); their sum must be above 0.
         microbatch_size: examples a micro-batch: an integer or an integer scalar tensor.
-        in_flight: how many micro-batches may be under way at once. 1 is safe: the memory of one micro-batch, however
-            many there are. Each further one adds the activations of a micro-batch and can save time where
-            micro-batches are small.
+        in_flight: how many micro-batches may be under way at once, as in `accumulate`.
 
     Returns:
         A `Window`.
@@ -60,37 +169,27 @@ def window_gradients(
         >>> round(float(result.gradients[0]), 4), result.losses.numpy()      # 2 * w * mean(x ** 2)
         (18.6667, array([10., 36.], dtype=float32))
     """
-    variables = list(variables)
-    examples = tf.shape(weights)[0]
-    steps = -(-examples // microbatch_size)
-    dtypes = [accumulation_dtype(variable.dtype) for variable in variables]
-    reached = [False] * len(variables)  # filled in while the loop's body is traced
 
-    def body(step, sums, losses, step_weights):
-        rows = slice(step * microbatch_size, tf.minimum((step + 1) * microbatch_size, examples))
-        part, part_weights = tf.nest.map_structure(lambda tensor: tensor[rows], (batch, weights))
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(variables)
-            weight = tf.reduce_sum(part_weights)
-            each = tf.cast(loss(part, step), part_weights.dtype)
-            mean = tf.math.divide_no_nan(tf.reduce_sum(each * part_weights), weight)
-        gradients = tape.gradient(mean, variables)
-        for i, gradient in enumerate(gradients):
-            reached[i] = gradient is not None
-        sums = [_add(total, gradient, weight) for total, gradient in zip(sums, gradients)]
-        return step + 1, sums, losses.write(step, mean), step_weights.write(step, weight)
+    def forward(microbatch, number, state):
+        part, part_weights = microbatch
+        weight = tf.reduce_sum(part_weights)
+        each = tf.cast(loss(part, number), part_weights.dtype)
+        return Microbatch(tf.math.divide_no_nan(tf.reduce_sum(each * part_weights), weight), weight, state)
 
-    zeros = [tf.zeros(variable.shape, dtype) for variable, dtype in zip(variables, dtypes)]
-    arrays = [tf.TensorArray(weights.dtype, steps, element_shape=[]) for _ in range(2)]
-    _, sums, losses, step_weights = tf.while_loop(
-        lambda step, *_: step < steps, body, (tf.constant(0), zeros, *arrays), parallel_iterations=in_flight
+    batch, examples = (batch, weights), tf.shape(weights)[0]
+    sums = accumulate(
+        forward, variables, batch, examples, microbatch_size, in_flight=in_flight, weight_dtype=weights.dtype
     )
-    total = tf.reduce_sum(weights)
-    gradients = [
-        tf.cast(s / tf.cast(total, s.dtype), variable.dtype) if seen else None
-        for s, variable, seen in zip(sums, variables, reached)
+    gradients = divide(sums.gradients, sums.weight, variables)
+    return Window(gradients, sums.losses, sums.weights, sums.squared_norms)
+
+
+def divide(gradients: Sequence, weight, variables: Sequence) -> list:
+    """Sums of weighted gradients over their weight, each in its variable's type; None stays None."""
+    return [
+        None if s is None else tf.cast(tf.math.divide_no_nan(s, tf.cast(weight, s.dtype)), variable.dtype)
+        for s, variable in zip(gradients, variables)
     ]
-    return Window(gradients, losses.stack(), step_weights.stack())
 
 
 def _add(total, gradient, weight):
@@ -102,3 +201,20 @@ def _add(total, gradient, weight):
         rows = tf.cast(gradient.values, total.dtype) * weight
         return tf.tensor_scatter_nd_add(total, gradient.indices[:, tf.newaxis], rows)
     return total + weight * tf.cast(gradient, total.dtype)
+
+
+def squared_norm(gradients: Sequence, dtype):
+    """The sum of the squares of every gradient's elements."""
+    squares = [tf.zeros([], dtype)]
+    for gradient in gradients:
+        if isinstance(gradient, tf.IndexedSlices):  # a row named twice must be added up before it is squared
+            rows, position = tf.unique(gradient.indices)
+            gradient = tf.math.unsorted_segment_sum(gradient.values, position, tf.size(rows))
+        if gradient is not None:
+            squares.append(2 * tf.nn.l2_loss(tf.cast(gradient, dtype)))
+    return tf.add_n(squares)
+
+
+def _all_finite(tensors: Sequence):
+    values = [t.values if isinstance(t, tf.IndexedSlices) else t for t in tensors if t is not None]
+    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in values])

@@ -34,6 +34,8 @@ def test_it_is_the_gradient_of_the_whole(examples, microbatch_size, in_flight):
     for i, start in enumerate(starts):
         rows = slice(start, start + microbatch_size)
         np.testing.assert_allclose(window.weights[i], weights[rows].sum(), rtol=1e-12)
+        gradient = (2 * weights * residual)[rows] @ batch["x"].numpy()[rows] / weights[rows].sum()
+        np.testing.assert_allclose(window.squared_norms[i], gradient @ gradient, rtol=1e-12)
         np.testing.assert_allclose(window.losses[i], np.average(residual[rows] ** 2, weights=weights[rows]), rtol=1e-12)
     assert len(window.losses) == len(starts)
 

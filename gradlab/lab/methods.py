@@ -14,7 +14,7 @@ import tensorflow as tf
 from gradlab import checks, runtime, static_graph
 from gradlab.lab.models import Model
 from gradlab.lab.optimizers import OptimizerConfig, keras_optimizer, static_graph_optimizer
-from gradlab.window import Window, window_gradients
+from gradlab.window import Window, squared_norm, window_gradients
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,8 @@ class LargeBatch(_CompiledMethod):
             weight = tf.reduce_sum(weights)
             mean = tf.reduce_sum(loss(batch, 0) * weights) / weight
         gradients = tape.gradient(mean, list(self._variables.values()))
-        return Window(gradients, mean[tf.newaxis], weight[tf.newaxis])
+        norm = squared_norm(gradients, weight.dtype)
+        return Window(gradients, mean[tf.newaxis], weight[tf.newaxis], norm[tf.newaxis])
 
 
 class Microbatched(_CompiledMethod):

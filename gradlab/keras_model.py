@@ -1,0 +1,122 @@
+"""microbatched: a Keras model whose fit() computes each batch in micro-batches that fit in memory."""
+
+import keras
+import tensorflow as tf
+
+from gradlab import checks
+from gradlab.objective import Objective
+from gradlab.update import WindowUpdate
+
+
+def microbatched(model: keras.Model, microbatch_size: int, in_flight: int = 1) -> "MicrobatchedModel":
+    """A model that shares model's weights and trains on its batches micro-batch by micro-batch.
+
+    `batch_size` keeps its meaning: the examples behind one update. Each batch is cut into micro-batches, their
+    gradients are added up, and the optimizer gets the large batch's gradient once. So `iterations`, learning-rate
+    schedules, clipping, weight decay and moving averages are those of the large batch, and so are the losses in
+    `History`, the ragged tail of an epoch included.
+
+    Not equal, because the mathematics is not: dropout draws its masks micro-batch by micro-batch, and batch
+    normalization takes its statistics from each (`gradlab.batch_norm`; a warning names the layers). A loss must be a
+    sum or mean over examples.
+
+    Args:
+        model: any Keras model: functional, sequential or subclassed. It is not changed and needs no compile.
+        microbatch_size: the most examples to compute at once.
+        in_flight: how many micro-batches may be under way at once: 1 needs the least memory, and each more that of
+            another micro-batch's activations, for less time where micro-batches are small.
+
+    Returns:
+        A `MicrobatchedModel`: compile it and fit it.
+
+    Raises:
+        ValueError: microbatch_size or in_flight is not a positive integer, model is not a Keras model or has a
+            `train_step` or `compute_loss` of its own, which gradlab's would replace.
+
+    Example:
+        >>> import keras, numpy as np
+        >>> model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+        >>> small = microbatched(model, 4)
+        >>> small.compile("sgd", "mse")
+        >>> history = small.fit(np.ones([100, 2]), np.ones([100, 1]), batch_size=50, verbose=0)
+        >>> int(small.optimizer.iterations)
+        2
+    """
+    return MicrobatchedModel(model, microbatch_size, in_flight)
+
+
+@keras.saving.register_keras_serializable(package="gradlab")
+class MicrobatchedModel(keras.Model):
+    """What `microbatched` returns. Its `model` is the one that it was made from."""
+
+    def __init__(self, model: keras.Model, microbatch_size: int, in_flight: int = 1, **kwargs):
+        checks.positive_integer("microbatch_size", microbatch_size)
+        checks.positive_integer("in_flight", in_flight)
+        if not isinstance(model, keras.Model):
+            raise ValueError(f"model must be a keras.Model. Received: {model!r}")
+        for method in ("train_step", "compute_loss"):
+            if getattr(type(model), method) is not getattr(keras.Model, method):
+                raise ValueError(
+                    f"model must not have a {method} of its own, which gradlab's would replace: give the loss to "
+                    f"compile, or add it in a layer. Received: {type(model).__name__}.{method}"
+                )
+        super().__init__(name=kwargs.pop("name", f"microbatched_{model.name}"), dtype=model.dtype_policy, **kwargs)
+        self.model = model
+        self.microbatch_size, self.in_flight = int(microbatch_size), int(in_flight)
+        if hasattr(model, "output_names"):
+            self.output_names = model.output_names
+
+    def call(self, inputs):
+        return self.model(inputs)
+
+    def compile(self, optimizer="rmsprop", loss=None, loss_weights=None, **kwargs):
+        """As `keras.Model.compile`. XLA (jit_compile) compiles each micro-batch's passes, not the loop around them."""
+        super().compile(optimizer, loss, loss_weights, **kwargs)
+        if getattr(self.optimizer, "gradient_accumulation_steps", None):
+            raise ValueError(
+                "gradient_accumulation_steps must be None: microbatch_size does its work. "
+                f"Received: {self.optimizer.gradient_accumulation_steps}"
+            )
+        jit, self.jit_compile = self.jit_compile, False
+        objective = Objective(loss, loss_weights, getattr(self, "output_names", None))
+        self._window_update = WindowUpdate(
+            self, self.optimizer, objective, self.microbatch_size, in_flight=self.in_flight, jit=jit
+        )
+
+    def train_step(self, data):
+        """One update from one batch."""
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        self._symbolic_build(data_batch=data)
+        term_metrics = self._compile_loss.metrics if self._compile_loss is not None else []
+        own = {id(metric) for metric in (self._loss_tracker, *term_metrics)}
+        observed = [v for metric in self.metrics if id(metric) not in own for v in metric.variables]
+
+        def observe(y, y_pred, sample_weight):
+            self.compute_metrics(None, y, y_pred, sample_weight)
+
+        update = self._window_update(x, y, sample_weight, observe if observed else None, observed)
+        examples = tf.shape(next(part for part in tf.nest.flatten(x) if part is not None))[0]
+        self._loss_tracker.update_state(update.loss, sample_weight=examples)
+        for metric, loss in zip(term_metrics, update.term_losses):
+            metric.update_state(loss, sample_weight=examples)
+        return self.get_metrics_result()
+
+    def compile_from_config(self, config):
+        """Compiles as saved; with the optimizer's state to follow."""
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        if self.built:
+            self.optimizer.build(self.trainable_variables)
+
+    def get_config(self):
+        """The inner model and the sizes."""
+        return {
+            "name": self.name,
+            "model": keras.saving.serialize_keras_object(self.model),
+            "microbatch_size": self.microbatch_size,
+            "in_flight": self.in_flight,
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        """The model that `get_config` describes."""
+        return cls(**config | {"model": keras.saving.deserialize_keras_object(config["model"])})

@@ -1,0 +1,299 @@
+"""One update of a Keras model from a whole window, on every replica: what `microbatched` and `Trainer` share."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from gradlab import batch_norm
+from gradlab.averaging import accumulation_dtype
+from gradlab.objective import Objective, common_divisor
+from gradlab.window import Microbatch, accumulate, divide
+
+
+class Update(NamedTuple):
+    """What an update saw, all at the weights before it.
+
+    Attributes:
+        loss: the large batch's loss over all replicas, regularization included, a scalar.
+        term_losses: each output's own loss over all replicas, before loss weights.
+        skipped: the micro-batches left out on all replicas, a scalar.
+        losses: this replica's micro-batches' losses, shape (micro-batches,).
+        weights: what each counted for, 0 where it was left out, shape (micro-batches,).
+        squared_norms: the squared norms of their gradients, shape (micro-batches,).
+    """
+
+    loss: tf.Tensor
+    term_losses: list
+    skipped: tf.Tensor
+    losses: tf.Tensor
+    weights: tf.Tensor
+    squared_norms: tf.Tensor
+
+
+class WindowUpdate:
+    """Computes one update from a window and applies it; called on each replica.
+
+    In words::
+
+        for each micro-batch:
+            run the model as a function: what its layers would assign (seeds, moving averages) is carried along
+            sum = sum + weight * gradient of the loss
+        sum over the replicas, once
+        mean = sum / weight of what was seen, plus the gradient of the regularization
+        clip, decay, step, average: the optimizer's business, once
+
+    Args:
+        model: the Keras model.
+        optimizer: a Keras optimizer. With several replicas it is told that gradients arrive summed, for good.
+        objective: the loss.
+        microbatch_size: examples a micro-batch.
+        in_flight, accumulator_dtype, skip_nonfinite: as in `gradlab.window.accumulate`.
+        clip: a function (mean gradients, variables, loss scale) -> gradients, or None.
+        jit: compile each micro-batch's forward and backward pass with XLA.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        optimizer,
+        objective: Objective,
+        microbatch_size: int,
+        *,
+        in_flight: int = 1,
+        accumulator_dtype=None,
+        skip_nonfinite: bool = False,
+        clip: Callable | None = None,
+        jit: bool = False,
+    ):
+        self._model, self._optimizer, self._objective = model, optimizer, objective
+        self._microbatch_size, self._clip, self._jit, self._warned = microbatch_size, clip, jit, False
+        self._loop = {"in_flight": in_flight, "dtype": accumulator_dtype, "skip_nonfinite": skip_nonfinite}
+        self._skip_nonfinite = skip_nonfinite
+
+    def __call__(self, x, y, sample_weight=None, observe: Callable | None = None, observed=()) -> Update:
+        """Runs the window and updates the model.
+
+        Args:
+            x, y, sample_weight: this replica's part of the effective batch, any nests; it may have no examples.
+            observe: a function (y, y_pred, sample_weight) called with each micro-batch, for metrics.
+            observed: the Keras variables that it assigns to.
+        """
+        variables = self._model.trainable_variables
+        if not variables:
+            raise ValueError(
+                "A model must have trainable variables to be trained. "
+                f"Received: {self._model.name}, which has {len(self._model.variables)} variables, none of them trainable"
+            )
+        batch = (x, y, sample_weight)
+        dtype = accumulation_dtype(keras.config.floatx())
+        plan = self._plan(batch)
+        carried = [*plan.carried, *observed]
+        scale = self._optimizer.scale_loss(tf.ones([], dtype))
+
+        def forward(part, number, state):
+            values, statistics, term_sums = state
+            x, y, sample_weight = part
+            mapping = [*zip(carried, values), *((v, tf.zeros_like(v.value)) for v in plan.averages.variables)]
+            with keras.StatelessScope(mapping, collect_losses=True) as scope:
+                y_pred = self._model(x, training=True)
+                loss, terms = self._objective(y, y_pred, sample_weight, scope.losses, _examples(x), plan.divisors)
+                if observe is not None:
+                    observe(y, y_pred, sample_weight)
+            weight = tf.ones([], dtype) if plan.divisors else common_divisor(terms)
+            state = (
+                [scope.get_current_value(variable) for variable in carried],
+                plan.averages.add(statistics, scope, _examples(x)),
+                [(total + tf.cast(term.total, dtype), divisor + tf.cast(term.divisor, dtype))
+                 for term, (total, divisor) in zip(terms, term_sums)],
+            )  # fmt: skip
+            return Microbatch(loss * tf.cast(scale, loss.dtype), weight, state)
+
+        if self._jit:
+            forward = tf.function(forward, jit_compile=True, autograph=False)
+        state = (
+            [variable.value for variable in carried],
+            plan.averages.zeros(dtype),
+            [(tf.zeros([], dtype), tf.zeros([], dtype)) for _ in plan.kinds],
+        )
+        sums = accumulate(
+            forward, [v.value for v in variables], batch, _examples(x), self._microbatch_size, state,
+            weight_dtype=dtype, **self._loop,
+        )  # fmt: skip
+        values, statistics, term_sums = sums.state
+        weighted = tf.where(sums.weights > 0, sums.losses * sums.weights, tf.zeros_like(sums.losses)) / scale
+        loss_sum = tf.reduce_sum(weighted)
+        gradients, weight, loss_sum, skipped, statistics, term_sums = sum_over_replicas(
+            (sums.gradients, sums.weight, loss_sum, sums.skipped, statistics, term_sums)
+        )
+        divisor = tf.ones_like(weight) if plan.is_sum else weight
+        gradients = divide(gradients, divisor, variables)
+        regularization, gradients = _with_regularization(gradients, variables, scale)
+        if self._clip is not None:
+            gradients = self._clip(gradients, variables, scale)
+        self._apply(gradients, variables, weight)
+
+        for variable, value in zip(carried, values):
+            variable.assign(value)
+        plan.averages.assign(statistics)
+        return Update(
+            tf.math.divide_no_nan(loss_sum, divisor) + tf.cast(regularization, dtype),
+            [total if kind == "sum" else tf.math.divide_no_nan(total, count)
+             for (total, count), kind in zip(term_sums, plan.kinds)],
+            skipped, sums.losses / scale, sums.weights, sums.squared_norms / scale**2,
+        )  # fmt: skip
+
+    def _plan(self, batch) -> "_Plan":
+        """Traces one micro-batch's forward pass aside, to see what it assigns and what its losses divide by."""
+        found = {}
+
+        @tf.function(autograph=False)
+        def divisors(x, y, sample_weight):
+            with _CountingScope([(v, v.value) for v in self._model.variables], collect_losses=True) as scope:
+                y_pred = self._model(x, training=True)
+                _, terms = self._objective(y, y_pred, sample_weight, scope.losses, _examples(x))
+            found.update(terms=terms, assigned=scope.assigned)
+            return [term.divisor for term in terms]
+
+        specs = tf.nest.map_structure(
+            lambda tensor: None if tensor is None else tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype), batch
+        )
+        divisors.get_concrete_function(*specs)
+        terms, assigned = found["terms"], found["assigned"]
+        layers, calls = batch_norm.normalizing_layers(self._model, assigned)
+        batch_norm.check(layers, tf.distribute.get_strategy().num_replicas_in_sync)
+        if layers and not self._warned:
+            names = ", ".join(layer.name for layer in layers)
+            warnings.warn(batch_norm.WARNING.format(layers=names), stacklevel=2)
+            self._warned = True
+        usual = [i for i, layer in enumerate(layers) if not layer.renorm and layer.momentum < 1]
+        averages = batch_norm.MovingAverages([layers[i] for i in usual], [calls[i] for i in usual])
+        own = {id(variable) for variable in averages.variables}
+        carried = [v for v in self._model.variables if id(v) in assigned and id(v) not in own]
+        kinds = [term.kind for term in terms]
+        if common_divisor(terms) is not None:
+            return _Plan(carried, averages, kinds, None, is_sum=kinds[0] == "sum")
+        if self._skip_nonfinite:
+            raise ValueError(
+                "skip_nonfinite needs losses that all divide by the number of examples, or one loss alone. "
+                f"Received: losses that divide by {', '.join(kinds)}"
+            )
+        # Losses that divide by different things must share one gradient: first go through the window and count.
+        counts = sum_over_replicas(self._count(divisors, batch, kinds))
+        counts = [tf.ones_like(count) if kind == "sum" else count for count, kind in zip(counts, kinds)]
+        return _Plan(carried, averages, kinds, counts, is_sum=True)
+
+    def _count(self, divisors: Callable, batch, kinds: list) -> list:
+        """The sums of the terms' divisors over this replica's window."""
+        examples, size = _examples(batch[0]), self._microbatch_size
+
+        def body(start, counts):
+            rows = slice(start, tf.minimum(start + size, examples))
+            part = tf.nest.map_structure(lambda tensor: None if tensor is None else tensor[rows], batch)
+            seen = divisors(*part)
+            return start + size, [count + tf.cast(more, count.dtype) for count, more in zip(counts, seen)]
+
+        zeros = [tf.zeros([], accumulation_dtype(keras.config.floatx())) for _ in kinds]
+        return tf.while_loop(lambda start, _: start < examples, body, (tf.constant(0), zeros), parallel_iterations=1)[1]
+
+    def _apply(self, gradients: list, variables: list, weight) -> None:
+        """Hands the gradients to the optimizer; where a window has nothing to give, not even that."""
+        context = tf.distribute.get_replica_context()
+        replicas = context.num_replicas_in_sync
+        if replicas > 1:
+            _take_gradients_as_summed(self._optimizer)
+        if not self._skip_nonfinite:
+            self._optimizer.apply(gradients, variables)
+        elif replicas == 1:
+            tf.cond(weight > 0, lambda: _done(self._optimizer.apply(gradients, variables)), lambda: 0)
+        else:
+            # A replica cannot wait for the others inside a branch, so the branch is taken for all of them at once.
+            def apply_on_each(strategy, gradients, weight):
+                def apply():
+                    strategy.extended.call_for_each_replica(self._optimizer.apply, args=(gradients, variables))
+                    return 0
+
+                tf.cond(strategy.experimental_local_results(weight)[0] > 0, apply, lambda: 0)
+
+            context.merge_call(apply_on_each, args=(gradients, weight))
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What tracing the model once has shown.
+
+    Attributes:
+        carried: the Keras variables that a forward pass assigns to, other than averages.
+        averages: the moving averages of batch normalization.
+        kinds: for each term of the loss, the kind of its divisor.
+        divisors: the whole window's divisors, one a term, where the terms' differ; else None.
+        is_sum: whether sums of gradients are the update's gradients as they are.
+    """
+
+    carried: list
+    averages: batch_norm.MovingAverages
+    kinds: list
+    divisors: list | None
+    is_sum: bool
+
+
+class _CountingScope(keras.StatelessScope):
+    """A stateless scope that knows how often each variable was assigned."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.assigned: dict[int, int] = {}
+
+    def add_update(self, update):
+        self.assigned[id(update[0])] = self.assigned.get(id(update[0]), 0) + 1
+        super().add_update(update)
+
+
+def sum_over_replicas(tensors: Any) -> Any:
+    """The sums of a nest of tensors over the replicas, in one all-reduce; None stays None."""
+    context = tf.distribute.get_replica_context()
+    if context.num_replicas_in_sync == 1:
+        return tensors
+    flat = [tensor for tensor in tf.nest.flatten(tensors) if tensor is not None]
+    dtype = tf.float64 if any(tensor.dtype == tf.float64 for tensor in flat) else tf.float32
+    packed = tf.concat([tf.reshape(tf.cast(tensor, dtype), [-1]) for tensor in flat], axis=0)
+    parts = tf.split(context.all_reduce(tf.distribute.ReduceOp.SUM, packed), [tf.size(tensor) for tensor in flat])
+    sums = iter(tf.cast(tf.reshape(part, tensor.shape), tensor.dtype) for part, tensor in zip(parts, flat))
+    return tf.nest.map_structure(lambda tensor: None if tensor is None else next(sums), tensors)
+
+
+def _with_regularization(gradients: list, variables: list, scale) -> tuple:
+    """The regularization's loss, and the gradients with its own added: once an update, whatever the micro-batches."""
+    regularized = [i for i, variable in enumerate(variables) if variable.regularizer is not None]
+    if not regularized:
+        return tf.zeros([]), gradients
+    with tf.GradientTape() as tape:
+        loss = tf.add_n([variables[i].regularizer(variables[i]) for i in regularized])
+        scaled = loss * tf.cast(scale, loss.dtype)
+    own = tape.gradient(scaled, [variables[i].value for i in regularized])
+    gradients = list(gradients)
+    for i, gradient in zip(regularized, own):
+        gradients[i] = gradient if gradients[i] is None else gradients[i] + gradient
+    return loss, gradients
+
+
+def _take_gradients_as_summed(optimizer) -> None:
+    """Keras optimizers sum gradients over the replicas themselves, after clipping them on each: too late, and twice."""
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    if not hasattr(optimizer, "_all_reduce_sum_gradients"):
+        raise ValueError(
+            f"Several replicas need a Keras optimizer, keras.optimizers.Adam and the like. Received: {optimizer!r}"
+        )
+    optimizer._all_reduce_sum_gradients = list
+
+
+def _examples(x):
+    """The number of examples in a nest of tensors."""
+    return tf.shape(next(tensor for tensor in tf.nest.flatten(x) if tensor is not None))[0]
+
+
+def _done(_) -> int:
+    return 0
