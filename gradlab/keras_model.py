@@ -1,11 +1,11 @@
 """microbatched: a Keras model whose fit() computes each batch in micro-batches that fit in memory."""
 
 import keras
-import tensorflow as tf
 
 from gradlab import checks
 from gradlab.objective import Objective
-from gradlab.update import WindowUpdate
+from gradlab.replicas import examples_of
+from gradlab.update import WindowUpdate, errors_in_a_sentence
 
 
 def microbatched(model: keras.Model, microbatch_size: int, in_flight: int = 1) -> "MicrobatchedModel":
@@ -83,6 +83,11 @@ class MicrobatchedModel(keras.Model):
             self, self.optimizer, objective, self.microbatch_size, in_flight=self.in_flight, jit=jit
         )
 
+    def fit(self, *args, **kwargs):
+        """As `keras.Model.fit`."""
+        with errors_in_a_sentence():
+            return super().fit(*args, **kwargs)
+
     def train_step(self, data):
         """One update from one batch."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
@@ -95,7 +100,7 @@ class MicrobatchedModel(keras.Model):
             self.compute_metrics(None, y, y_pred, sample_weight)
 
         update = self._window_update(x, y, sample_weight, observe if observed else None, observed)
-        examples = tf.shape(next(part for part in tf.nest.flatten(x) if part is not None))[0]
+        examples = examples_of(x)
         self._loss_tracker.update_state(update.loss, sample_weight=examples)
         for metric, loss in zip(term_metrics, update.term_losses):
             metric.update_state(loss, sample_weight=examples)

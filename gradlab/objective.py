@@ -23,11 +23,13 @@ class Term(NamedTuple):
         divisor: what Keras divides that by in a batch like this one; 1 for the reduction "sum".
         kind: "examples" when the divisor is proportional to the number of examples, "own" when it depends on a mask or
             on sample weights, "sum" when there is none.
+        labels: None, or where labels are class numbers: (the labels, the number of classes, one more label allowed).
     """
 
     total: tf.Tensor
     divisor: tf.Tensor
     kind: str
+    labels: tuple | None = None
 
 
 class Objective:
@@ -36,19 +38,20 @@ class Objective:
     Args:
         loss, loss_weights: as for `keras.Model.compile`.
         output_names: the model's, to find losses by name.
+        by_weight: divide every loss by the sum of its sample weights, whatever its reduction says.
 
     Raises:
         ValueError: a loss that has no sum over examples: `reduction=None`, or its own way of reducing.
     """
 
-    def __init__(self, loss, loss_weights=None, output_names=None):
+    def __init__(self, loss, loss_weights=None, output_names=None, by_weight: bool = False):
         self._terms: list[Term] = []
         self._divisors: list | None = None
         # A model without layers: its compute_loss finds the loss for each output by Keras' own rules.
         self._losses = keras.Model()
         self._losses.output_names = output_names
         if loss is not None:
-            loss = keras.tree.map_structure(lambda one: one and _Parts(one, self._take), loss)
+            loss = keras.tree.map_structure(lambda one: one and _Parts(one, self._take, by_weight), loss)
             self._losses.compile(loss=loss, loss_weights=loss_weights, jit_compile=False)
         self._empty = loss is None
 
@@ -91,7 +94,7 @@ def common_divisor(terms: list[Term]):
 class _Parts(keras.losses.Loss):
     """A Keras loss that hands its sum and its divisor to `take`, and returns what that gives."""
 
-    def __init__(self, loss, take):
+    def __init__(self, loss, take, by_weight: bool):
         loss = keras.losses.get(loss)
         if not isinstance(loss, keras.losses.Loss):
             loss = LossFunctionWrapper(loss, name=getattr(loss, "__name__", type(loss).__name__))
@@ -104,11 +107,13 @@ class _Parts(keras.losses.Loss):
             raise ValueError(f"A loss must reduce as keras.losses.Loss does. Received: {type(loss).__name__}.__call__")
         super().__init__(name=loss.name, reduction="sum", dtype=loss.dtype)
         self._loss, self._hand_in = loss, take
+        self._divide_by = "mean_with_sample_weight" if by_weight else loss.reduction
 
     def __call__(self, y_true, y_pred, sample_weight=None):
         total = super().__call__(y_true, y_pred, sample_weight)  # "sum": not divided yet
         mask = _both(getattr(y_pred, "_keras_mask", None), getattr(self._values, "_keras_mask", None))
-        return self._hand_in(Term(total, *self._divisor(mask, sample_weight, total.dtype)))
+        divisor, kind = self._divisor(mask, sample_weight, total.dtype)
+        return self._hand_in(Term(total, divisor, kind, self._labels(y_true, y_pred)))
 
     def call(self, y_true, y_pred):
         self._values = self._loss.call(y_true, y_pred)
@@ -120,10 +125,10 @@ class _Parts(keras.losses.Loss):
         return self._values
 
     def _divisor(self, mask, sample_weight, dtype) -> tuple:
-        if self._loss.reduction == "sum":
+        if self._divide_by == "sum":
             return tf.ones([], dtype), "sum"
         elements = tf.cast(tf.size(self._values), dtype)
-        if self._loss.reduction == "mean_with_sample_weight" and (mask is not None or sample_weight is not None):
+        if self._divide_by == "mean_with_sample_weight" and (mask is not None or sample_weight is not None):
             weights = tf.cast(mask if sample_weight is None else sample_weight, dtype)
             if mask is not None and sample_weight is not None:
                 mask, weights = squeeze_or_expand_to_same_rank(tf.cast(mask, dtype), weights)
@@ -133,6 +138,12 @@ class _Parts(keras.losses.Loss):
             mask = tf.cast(mask, dtype)
             return elements * tf.reduce_mean(mask), "own"
         return elements, "examples"
+
+    def _labels(self, y_true, y_pred) -> tuple | None:
+        if getattr(self._loss, "fn", None) is not keras.losses.sparse_categorical_crossentropy:
+            return None
+        axis = getattr(self._loss, "_fn_kwargs", {}).get("axis", -1)
+        return y_true, y_pred.shape[axis], getattr(self._loss, "ignore_class", None)
 
 
 def _both(one, other):

@@ -1,9 +1,11 @@
 """One update of a Keras model from a whole window, on every replica: what `microbatched` and `Trainer` share."""
 
+import contextlib
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import keras
 import tensorflow as tf
@@ -11,6 +13,7 @@ import tensorflow as tf
 from gradlab import batch_norm
 from gradlab.averaging import accumulation_dtype
 from gradlab.objective import Objective, common_divisor
+from gradlab.replicas import examples_of, sum_over_replicas, take_gradients_as_summed
 from gradlab.window import Microbatch, accumulate, divide
 
 
@@ -86,11 +89,12 @@ class WindowUpdate:
         if not variables:
             raise ValueError(
                 "A model must have trainable variables to be trained. "
-                f"Received: {self._model.name}, which has {len(self._model.variables)} variables, none of them trainable"
+                f"Received: {self._model.name}, with none among its {len(self._model.variables)} variables"
             )
         batch = (x, y, sample_weight)
         dtype = accumulation_dtype(keras.config.floatx())
         plan = self._plan(batch)
+        plan.check(batch)
         carried = [*plan.carried, *observed]
         scale = self._optimizer.scale_loss(tf.ones([], dtype))
 
@@ -100,13 +104,13 @@ class WindowUpdate:
             mapping = [*zip(carried, values), *((v, tf.zeros_like(v.value)) for v in plan.averages.variables)]
             with keras.StatelessScope(mapping, collect_losses=True) as scope:
                 y_pred = self._model(x, training=True)
-                loss, terms = self._objective(y, y_pred, sample_weight, scope.losses, _examples(x), plan.divisors)
+                loss, terms = self._objective(y, y_pred, sample_weight, scope.losses, examples_of(x), plan.divisors)
                 if observe is not None:
                     observe(y, y_pred, sample_weight)
             weight = tf.ones([], dtype) if plan.divisors else common_divisor(terms)
             state = (
                 [scope.get_current_value(variable) for variable in carried],
-                plan.averages.add(statistics, scope, _examples(x)),
+                plan.averages.add(statistics, scope, examples_of(x)),
                 [(total + tf.cast(term.total, dtype), divisor + tf.cast(term.divisor, dtype))
                  for term, (total, divisor) in zip(terms, term_sums)],
             )  # fmt: skip
@@ -120,7 +124,7 @@ class WindowUpdate:
             [(tf.zeros([], dtype), tf.zeros([], dtype)) for _ in plan.kinds],
         )
         sums = accumulate(
-            forward, [v.value for v in variables], batch, _examples(x), self._microbatch_size, state,
+            forward, [v.value for v in variables], batch, examples_of(x), self._microbatch_size, state,
             weight_dtype=dtype, **self._loop,
         )  # fmt: skip
         values, statistics, term_sums = sums.state
@@ -154,8 +158,8 @@ class WindowUpdate:
         def divisors(x, y, sample_weight):
             with _CountingScope([(v, v.value) for v in self._model.variables], collect_losses=True) as scope:
                 y_pred = self._model(x, training=True)
-                _, terms = self._objective(y, y_pred, sample_weight, scope.losses, _examples(x))
-            found.update(terms=terms, assigned=scope.assigned)
+                _, terms = self._objective(y, y_pred, sample_weight, scope.losses, examples_of(x))
+            found.update(terms=terms, assigned=scope.assigned, y=tf.nest.flatten(y))
             return [term.divisor for term in terms]
 
         specs = tf.nest.map_structure(
@@ -174,8 +178,15 @@ class WindowUpdate:
         own = {id(variable) for variable in averages.variables}
         carried = [v for v in self._model.variables if id(v) in assigned and id(v) not in own]
         kinds = [term.kind for term in terms]
+        labels = [
+            (i, term.labels[1:])
+            for term in terms
+            if term.labels
+            for i, y in enumerate(found["y"])
+            if y is term.labels[0]
+        ]
         if common_divisor(terms) is not None:
-            return _Plan(carried, averages, kinds, None, is_sum=kinds[0] == "sum")
+            return _Plan(carried, averages, labels, kinds, None, is_sum=kinds[0] == "sum")
         if self._skip_nonfinite:
             raise ValueError(
                 "skip_nonfinite needs losses that all divide by the number of examples, or one loss alone. "
@@ -184,11 +195,11 @@ class WindowUpdate:
         # Losses that divide by different things must share one gradient: first go through the window and count.
         counts = sum_over_replicas(self._count(divisors, batch, kinds))
         counts = [tf.ones_like(count) if kind == "sum" else count for count, kind in zip(counts, kinds)]
-        return _Plan(carried, averages, kinds, counts, is_sum=True)
+        return _Plan(carried, averages, labels, kinds, counts, is_sum=True)
 
     def _count(self, divisors: Callable, batch, kinds: list) -> list:
         """The sums of the terms' divisors over this replica's window."""
-        examples, size = _examples(batch[0]), self._microbatch_size
+        examples, size = examples_of(batch[0]), self._microbatch_size
 
         def body(start, counts):
             rows = slice(start, tf.minimum(start + size, examples))
@@ -204,7 +215,7 @@ class WindowUpdate:
         context = tf.distribute.get_replica_context()
         replicas = context.num_replicas_in_sync
         if replicas > 1:
-            _take_gradients_as_summed(self._optimizer)
+            take_gradients_as_summed(self._optimizer)
         if not self._skip_nonfinite:
             self._optimizer.apply(gradients, variables)
         elif replicas == 1:
@@ -228,6 +239,7 @@ class _Plan:
     Attributes:
         carried: the Keras variables that a forward pass assigns to, other than averages.
         averages: the moving averages of batch normalization.
+        labels: (which tensor among the flat targets, (classes, one more label allowed or None)) for class numbers.
         kinds: for each term of the loss, the kind of its divisor.
         divisors: the whole window's divisors, one a term, where the terms' differ; else None.
         is_sum: whether sums of gradients are the update's gradients as they are.
@@ -235,9 +247,25 @@ class _Plan:
 
     carried: list
     averages: batch_norm.MovingAverages
+    labels: list
     kinds: list
     divisors: list | None
     is_sum: bool
+
+    def check(self, batch) -> None:
+        """Makes the window fail, before anything is computed, when its parts or labels cannot be right."""
+        lengths = tf.stack([tf.shape(part)[0] for part in tf.nest.flatten(batch) if part is not None])
+        equal = tf.reduce_all(lengths == lengths[0])
+        rule = "x, y and sample_weight must have the same number of examples. Received:"
+        tf.debugging.Assert(equal, [rule, lengths], summarize=-1)
+        for i, (classes, also) in self.labels:
+            labels = tf.cast(tf.nest.flatten(batch[1])[i], tf.int64)
+            right = (labels >= 0) & (labels < classes)
+            if also is not None:
+                right |= labels == also
+            wrong = tf.boolean_mask(labels, ~right)[:1]
+            rule = f"labels must be classes from 0 to {classes - 1}. Received:"
+            tf.debugging.Assert(tf.reduce_all(right), [rule, wrong])
 
 
 class _CountingScope(keras.StatelessScope):
@@ -252,17 +280,16 @@ class _CountingScope(keras.StatelessScope):
         super().add_update(update)
 
 
-def sum_over_replicas(tensors: Any) -> Any:
-    """The sums of a nest of tensors over the replicas, in one all-reduce; None stays None."""
-    context = tf.distribute.get_replica_context()
-    if context.num_replicas_in_sync == 1:
-        return tensors
-    flat = [tensor for tensor in tf.nest.flatten(tensors) if tensor is not None]
-    dtype = tf.float64 if any(tensor.dtype == tf.float64 for tensor in flat) else tf.float32
-    packed = tf.concat([tf.reshape(tf.cast(tensor, dtype), [-1]) for tensor in flat], axis=0)
-    parts = tf.split(context.all_reduce(tf.distribute.ReduceOp.SUM, packed), [tf.size(tensor) for tensor in flat])
-    sums = iter(tf.cast(tf.reshape(part, tensor.shape), tensor.dtype) for part, tensor in zip(parts, flat))
-    return tf.nest.map_structure(lambda tensor: None if tensor is None else next(sums), tensors)
+@contextlib.contextmanager
+def errors_in_a_sentence():
+    """Turns TensorFlow's long report of a failed check, made by `_Plan.check`, into its one sentence."""
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        said = re.search(r"\[([^\[\]]*Received:)\] \[([^\[\]]*)\]", error.message)
+        if said is None:
+            raise
+        raise ValueError(" ".join(said.groups())) from None
 
 
 def _with_regularization(gradients: list, variables: list, scale) -> tuple:
@@ -278,21 +305,6 @@ def _with_regularization(gradients: list, variables: list, scale) -> tuple:
     for i, gradient in zip(regularized, own):
         gradients[i] = gradient if gradients[i] is None else gradients[i] + gradient
     return loss, gradients
-
-
-def _take_gradients_as_summed(optimizer) -> None:
-    """Keras optimizers sum gradients over the replicas themselves, after clipping them on each: too late, and twice."""
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    if not hasattr(optimizer, "_all_reduce_sum_gradients"):
-        raise ValueError(
-            f"Several replicas need a Keras optimizer, keras.optimizers.Adam and the like. Received: {optimizer!r}"
-        )
-    optimizer._all_reduce_sum_gradients = list
-
-
-def _examples(x):
-    """The number of examples in a nest of tensors."""
-    return tf.shape(next(tensor for tensor in tf.nest.flatten(x) if tensor is not None))[0]
 
 
 def _done(_) -> int:
