@@ -15,6 +15,8 @@ _HOME = {
     "setup": "gradlab.runtime",
     "average_gradients": "gradlab.averaging",
     "GradientAccumulator": "gradlab.accumulator",
+    "microbatched": "gradlab.keras_model",
+    "Trainer": "gradlab.trainer",
     "Experiment": "gradlab.lab.experiment",
     "AccumulationLab": "gradlab.lab.widget",
 }

@@ -138,7 +138,10 @@ class WindowUpdate:
         regularization, gradients = _with_regularization(gradients, variables, scale)
         if self._clip is not None:
             gradients = self._clip(gradients, variables, scale)
-        self._apply(gradients, variables, weight)
+        # Keras asks a dataset of unknown size for one batch too many. Waiting for the window keeps `iterations` from
+        # counting, and weights from decaying, in that call.
+        with tf.control_dependencies([weight]):
+            self._apply(gradients, variables, weight)
 
         for variable, value in zip(carried, values):
             variable.assign(value)

@@ -108,7 +108,7 @@ def accumulate(
     reached = [False] * len(variables)  # filled in while the loop's body is traced
 
     def body(step, sums, total, skipped, state, arrays):
-        rows = slice(step * microbatch_size, tf.minimum((step + 1) * microbatch_size, examples))
+        rows = _rows(step, microbatch_size, examples)
         part = tf.nest.map_structure(lambda tensor: None if tensor is None else tensor[rows], batch)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(variables)
@@ -130,7 +130,7 @@ def accumulate(
         seen = tf.cast(loss, weight_dtype), weight, squared_norm(gradients, weight_dtype)
         return step + 1, *carry, tuple(array.write(step, value) for array, value in zip(arrays, seen))
 
-    zeros = [tf.zeros(v.shape, tf.as_dtype(dtype) if dtype else accumulation_dtype(v.dtype)) for v in variables]
+    zeros = _zeros(variables, dtype)
     arrays = tuple(tf.TensorArray(weight_dtype, steps, element_shape=[]) for _ in range(3))
     _, sums, total, skipped, state, arrays = tf.while_loop(
         lambda step, *_: step < steps,
@@ -190,6 +190,15 @@ def divide(gradients: Sequence, weight, variables: Sequence) -> list:
         None if s is None else tf.cast(tf.math.divide_no_nan(s, tf.cast(weight, s.dtype)), variable.dtype)
         for s, variable in zip(gradients, variables)
     ]
+
+
+def _rows(step, microbatch_size, examples) -> slice:
+    """The examples of a micro-batch."""
+    return slice(step * microbatch_size, tf.minimum((step + 1) * microbatch_size, examples))
+
+
+def _zeros(variables: Sequence, dtype) -> list:
+    return [tf.zeros(v.shape, tf.as_dtype(dtype) if dtype else accumulation_dtype(v.dtype)) for v in variables]
 
 
 def _add(total, gradient, weight):
