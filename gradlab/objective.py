@@ -14,6 +14,8 @@ import tensorflow as tf
 from keras.src.losses.loss import squeeze_or_expand_to_same_rank
 from keras.src.losses.losses import LossFunctionWrapper
 
+from gradlab.averaging import accumulation_dtype
+
 
 class Term(NamedTuple):
     """One output's loss over one micro-batch.
@@ -70,8 +72,10 @@ class Objective:
         self._terms, self._divisors = [], divisors
         losses = [] if self._empty else [self._losses.compute_loss(None, y, y_pred, sample_weight)]
         if added:
-            examples = tf.cast(examples, added[0].dtype)
-            losses.append(self._take(Term(tf.add_n(added) * examples, examples, "examples")))
+            dtype = accumulation_dtype(keras.config.floatx())
+            total = tf.add_n([tf.cast(loss, dtype) for loss in added])
+            examples = tf.cast(examples, dtype)
+            losses.append(self._take(Term(total * examples, examples, "examples")))
         if not losses:
             raise ValueError("There is no loss to compute: give one to compile, or add one in a layer. Received: None")
         return tf.add_n(losses), self._terms
