@@ -125,11 +125,12 @@ def test_options(name, args, float64):
 
 def test_history_and_metrics_are_the_large_batch_s(float64):
     x, y = large_batch.data("two_by_two", 24)
-    metrics = {"kind": ["accuracy", keras.metrics.SparseCategoricalCrossentropy(from_logits=True)], "size": ["mae"]}
     losses = large_batch.loss("two_by_two")
     both = []
     for wrap in (large_batch.LargeBatch, lambda model: gradlab.microbatched(model, 3)):
         wrapped = wrap(large_batch.build("two_by_two"))
+        entropy = keras.metrics.SparseCategoricalCrossentropy(from_logits=True, name="entropy")
+        metrics = {"kind": ["accuracy", entropy], "size": ["mae"]}
         wrapped.compile(OPTIMIZERS["adam"](), **losses, metrics=metrics, weighted_metrics={"size": ["mse"]})
         history = wrapped.fit(x, y, sample_weight={"kind": np.ones(24), "size": np.linspace(0, 1, 24)}, batch_size=8,
                               epochs=3, shuffle=False, verbose=0, validation_data=(x, y))  # fmt: skip
@@ -196,14 +197,14 @@ def test_steps_per_execution(float64):
 
 def test_mixed_precision_with_a_loss_scale():
     """float16 rounds, so the updates are near, not equal; the loss scale behaves as the large batch's."""
-    x, y = large_batch.data("dense", 16)
+    x, y = large_batch.data("shared", 16)
     results = []
     keras.config.set_dtype_policy("mixed_float16")
     try:
         for wrap in (large_batch.LargeBatch, lambda model: gradlab.microbatched(model, 3)):
-            model = wrap(large_batch.build("dense"))
+            model = wrap(large_batch.build("shared"))
             scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.125), 2.0**30, dynamic_growth_steps=3)
-            model.compile(scaled, **large_batch.loss("dense"))
+            model.compile(scaled, **large_batch.loss("shared"))
             history = model.fit(x, y, batch_size=8, shuffle=False, epochs=14, verbose=0).history["loss"]
             results.append((model.get_weights(), float(scaled.dynamic_scale), int(scaled.iterations), history))
     finally:
