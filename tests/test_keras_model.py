@@ -195,25 +195,37 @@ def test_steps_per_execution(float64):
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-14)
 
 
-def test_mixed_precision_with_a_loss_scale():
-    """float16 rounds, so the updates are near, not equal; the loss scale behaves as the large batch's."""
-    x, y = large_batch.data("shared", 16)
-    results = []
+@pytest.fixture
+def mixed_float16():
     keras.config.set_dtype_policy("mixed_float16")
-    try:
-        for wrap in (large_batch.LargeBatch, lambda model: gradlab.microbatched(model, 3)):
-            model = wrap(large_batch.build("shared"))
-            scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.125), 2.0**30, dynamic_growth_steps=3)
-            model.compile(scaled, **large_batch.loss("shared"))
-            history = model.fit(x, y, batch_size=8, shuffle=False, epochs=14, verbose=0).history["loss"]
-            results.append((model.get_weights(), float(scaled.dynamic_scale), int(scaled.iterations), history))
-    finally:
-        keras.utils.clear_session()  # forgets the policy
-    (expected, scale, updates, losses), (found, seen_scale, seen_updates, seen_losses) = results
-    assert (seen_scale, seen_updates) == (scale, updates) and scale < 2.0**30 and 0 < updates < 28
+    yield
+    keras.utils.clear_session()  # forgets the policy
+
+
+def scaled_fit(wrap, scale):
+    x, y = large_batch.data("shared", 16)
+    model = wrap(large_batch.build("shared"))
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.125), scale, dynamic_growth_steps=1000)
+    model.compile(optimizer, **large_batch.loss("shared"))
+    losses = model.fit(x, y, batch_size=8, shuffle=False, epochs=15, verbose=0).history["loss"]
+    return model.get_weights(), losses, float(optimizer.dynamic_scale), int(optimizer.iterations)
+
+
+def test_mixed_precision_with_a_loss_scale(mixed_float16):
+    """float16 rounds, so the updates are near, not equal."""
+    expected, losses, _, _ = scaled_fit(large_batch.LargeBatch, 2.0**10)
+    found, seen_losses, scale, updates = scaled_fit(lambda model: gradlab.microbatched(model, 3), 2.0**10)
+    assert (scale, updates) == (2.0**10, 30)
     np.testing.assert_allclose(seen_losses, losses, rtol=2e-3)
     for one, other in zip(expected, found):
         np.testing.assert_allclose(other, one, atol=2e-3)
+
+
+def test_a_loss_scale_that_is_too_large_is_halved_until_gradients_are_finite(mixed_float16):
+    weights, losses, scale, updates = scaled_fit(lambda model: gradlab.microbatched(model, 3), 2.0**30)
+    halvings = 30 - updates
+    assert 0 < halvings < 30 and scale == 2.0 ** (30 - halvings)
+    assert losses[-1] < losses[0] and all(np.isfinite(weight).all() for weight in weights)
 
 
 def test_dropout_draws_for_each_micro_batch_and_so_differs():
