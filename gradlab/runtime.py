@@ -1,6 +1,7 @@
 """The one place that configures TensorFlow: towers, threads, determinism, a quiet start."""
 
 import contextlib
+import json
 import os
 import re
 import sys
@@ -101,7 +102,12 @@ def setup(towers: int | None = None, threads: int | str = "auto", seed: int | No
         if seed is not None:
             tf.keras.utils.set_random_seed(seed)
             tf.config.experimental.enable_op_determinism()
-        devices = tower_devices(towers if towers is not None else max(1, len(gpus)))
+        wanted = towers if towers is not None else max(1, len(gpus))
+        if workers() > 1:
+            # Asking for devices would start them, and a cluster's strategy must come first.
+            devices = tuple(f"/device:{'GPU' if wanted <= len(gpus) else 'CPU'}:{i}" for i in range(wanted))
+        else:
+            devices = tower_devices(wanted)
     _arguments, _runtime = arguments, Runtime(devices, threads, seed)
     print(_sentence(_runtime))
     return _runtime
@@ -110,6 +116,14 @@ def setup(towers: int | None = None, threads: int | str = "auto", seed: int | No
 def current() -> Runtime | None:
     """What `setup` chose, or None when it was not called."""
     return _runtime
+
+
+def workers() -> int:
+    """How many processes train together, as TF_CONFIG or SLURM say: 1 when neither does."""
+    if "TF_CONFIG" in os.environ:
+        cluster = json.loads(os.environ["TF_CONFIG"]).get("cluster", {})
+        return max(1, sum(len(cluster.get(job, ())) for job in ("chief", "worker")))
+    return int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
 
 
 def tower_devices(towers: int) -> tuple[str, ...]:
