@@ -77,10 +77,10 @@ def normalizing_layers(model: keras.Model, assigned: dict) -> tuple[list, list[i
     return layers, [assigned[id(layer.moving_mean)] for layer in layers]
 
 
-def check(layers: list, replicas: int) -> None:
+def check(model: keras.Model, replicas: int) -> None:
     """Raises ValueError for a layer that cannot work inside a window on several replicas."""
-    for layer in layers:
-        if layer.synchronized and replicas > 1:
+    for layer in model._flatten_layers():
+        if replicas > 1 and isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized:
             raise ValueError(
                 f"{layer.name} must not be synchronized: replicas would wait for each other in every micro-batch, and "
                 "windows need not be equally long. Use synchronized=False, GroupNormalization or LayerNormalization. "

@@ -268,7 +268,9 @@ def _same(one, other) -> bool:
 
 def _check_window(window) -> None:
     lengths = [part.shape[0] if part.shape.rank else 0 for part in parts_of(window)]
-    if not lengths or min(lengths) != max(lengths):
+    if not any(lengths):
+        raise ValueError("A window must hold at least one example. Received: 0")
+    if min(lengths) != max(lengths):
         raise ValueError(
             f"x, y and sample_weight must have the same number of examples. Received: {' '.join(map(str, lengths))}"
         )
@@ -288,17 +290,24 @@ def _check_model(model, optimizer, strategy, skip_nonfinite: bool) -> None:
             "A model must have trainable variables to be trained. "
             f"Received: {model.name}, with none among its {len(model.variables)} variables"
         )
-    owner = tf.distribute.get_strategy() if strategy is None else strategy
-    for name, variable in (("model", model.trainable_variables[0]), ("optimizer", optimizer.iterations)):
-        if not owner.extended.variable_created_in_scope(variable.value):
-            raise ValueError(
-                f"{name} must be made in the strategy's scope: `with strategy.scope():`. "
-                f"Received: {getattr(locals()[name], 'name', name)}, made outside of {type(owner).__name__}'s"
-            )
     if getattr(optimizer, "gradient_accumulation_steps", None):
         raise ValueError(
             "gradient_accumulation_steps must be None: microbatch_size does its work. "
             f"Received: {optimizer.gradient_accumulation_steps}"
+        )
+    for kind, owner, variable in (
+        ("model", model, model.trainable_variables[0]),
+        ("optimizer", optimizer, optimizer.iterations),
+    ):
+        if strategy.extended.variable_created_in_scope(variable.value):
+            continue
+        if not tf.distribute.has_strategy() and strategy is tf.distribute.get_strategy():
+            raise ValueError(
+                f"{kind} must be trained with the strategy in whose scope it was made. Received: strategy=None"
+            )
+        raise ValueError(
+            f"{kind} must be made in the strategy's scope: `with strategy.scope():`. "
+            f"Received: {owner.name}, made outside of {type(strategy).__name__}'s"
         )
     if skip_nonfinite and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise ValueError(

@@ -94,7 +94,7 @@ class WindowUpdate:
         batch = (x, y, sample_weight)
         dtype = accumulation_dtype(keras.config.floatx())
         plan = self._plan(batch)
-        plan.check(batch)
+        batch = plan.checked(batch)
         carried = [*plan.carried, *observed]
         scale = self._optimizer.scale_loss(tf.ones([], dtype))
 
@@ -155,6 +155,7 @@ class WindowUpdate:
 
     def _plan(self, batch) -> "_Plan":
         """Traces one micro-batch's forward pass aside, to see what it assigns and what its losses divide by."""
+        batch_norm.check(self._model, tf.distribute.get_strategy().num_replicas_in_sync)
         found = {}
 
         @tf.function(autograph=False)
@@ -171,7 +172,6 @@ class WindowUpdate:
         divisors.get_concrete_function(*specs)
         terms, assigned = found["terms"], found["assigned"]
         layers, calls = batch_norm.normalizing_layers(self._model, assigned)
-        batch_norm.check(layers, tf.distribute.get_strategy().num_replicas_in_sync)
         if layers and not self._warned:
             names = ", ".join(layer.name for layer in layers)
             warnings.warn(batch_norm.WARNING.format(layers=names), stacklevel=2)
@@ -255,20 +255,20 @@ class _Plan:
     divisors: list | None
     is_sum: bool
 
-    def check(self, batch) -> None:
-        """Makes the window fail, before anything is computed, when its parts or labels cannot be right."""
+    def checked(self, batch):
+        """The batch, which fails before anything is computed from it when its parts or labels cannot be right."""
         lengths = tf.stack([tf.shape(part)[0] for part in tf.nest.flatten(batch) if part is not None])
-        equal = tf.reduce_all(lengths == lengths[0])
         rule = "x, y and sample_weight must have the same number of examples. Received:"
-        tf.debugging.Assert(equal, [rule, lengths], summarize=-1)
+        checks = [tf.debugging.Assert(tf.reduce_all(lengths == lengths[0]), [rule, lengths], summarize=-1)]
         for i, (classes, also) in self.labels:
             labels = tf.cast(tf.nest.flatten(batch[1])[i], tf.int64)
             right = (labels >= 0) & (labels < classes)
             if also is not None:
                 right |= labels == also
-            wrong = tf.boolean_mask(labels, ~right)[:1]
             rule = f"labels must be classes from 0 to {classes - 1}. Received:"
-            tf.debugging.Assert(tf.reduce_all(right), [rule, wrong])
+            checks.append(tf.debugging.Assert(tf.reduce_all(right), [rule, tf.boolean_mask(labels, ~right)[:1]]))
+        with tf.control_dependencies([check for check in checks if check is not None]):
+            return tf.nest.map_structure(lambda part: None if part is None else tf.identity(part), batch)
 
 
 class _CountingScope(keras.StatelessScope):

@@ -30,12 +30,12 @@ class Windows(Iterator):
         """The next window: a nest (x, y, sample_weight) of NumPy arrays."""
         size = self._size()
         window = self._take(size)
-        if window is None:
-            if not self.examples:
-                raise ValueError(f"dataset must hold at least one example. Received: none in epoch {self.epoch}")
+        if window is None and self.examples:
             self.epoch, self.examples = self.epoch + 1, 0
             self._batches = self._begin(skip=0)
-            return next(self)
+            window = self._take(size)
+        if window is None:
+            raise ValueError(f"dataset must hold at least one example. Received: none in epoch {self.epoch}")
         self.examples += examples_in(window)
         return window
 

@@ -13,20 +13,6 @@ import gradlab
 from gradlab import objective, update, window
 
 
-@pytest.fixture(params=["float64", "float32"])
-def floatx(request):
-    keras.config.set_floatx(request.param)
-    yield request.param
-    keras.config.set_floatx("float32")
-
-
-@pytest.fixture
-def float64():
-    keras.config.set_floatx("float64")
-    yield
-    keras.config.set_floatx("float32")
-
-
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
 
 
