@@ -13,8 +13,8 @@ def main(arguments: list[str] | None = None) -> int:
     launch = commands.add_parser(
         "launch",
         help="run a Python script as a local cluster",
-        description="Runs a Python script in several processes on this machine that train together: for trying out what "
-        "a scheduler starts on a real cluster. In the script, gradlab.cluster.strategy() finds the others.",
+        description="Runs a Python script in several processes on this machine that train together, to try out what a "
+        "scheduler starts on a real cluster. In the script, gradlab.cluster.strategy() finds the others.",
     )
     launch.add_argument("--workers", type=int, default=2, help="how many processes (default: 2)")
     launch.add_argument("script", help="the Python script; after -- it and its arguments are taken as they are")

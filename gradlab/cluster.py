@@ -1,6 +1,7 @@
 """Strategies over towers and workers, and a local cluster for trying them out."""
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from typing import TextIO
 from gradlab import checks, runtime
 
 
+@functools.cache  # TensorFlow mixes up the collectives of two strategies in one process
 def strategy():
     """The tf.distribute strategy for what is there: several workers, several towers, or one device.
 
@@ -27,7 +29,7 @@ def strategy():
     Call it right after `gradlab.setup`, and make the model and the optimizer `with strategy.scope():`.
 
     Returns:
-        A tf.distribute.Strategy.
+        A tf.distribute.Strategy: the same one each time.
 
     Raises:
         RuntimeError: there are several workers, and TensorFlow has already started its devices.

@@ -1,11 +1,13 @@
 """microbatched: a Keras model whose fit() computes each batch in micro-batches that fit in memory."""
 
 import keras
+import tensorflow as tf
 
 from gradlab import checks
 from gradlab.objective import Objective
 from gradlab.replicas import examples_of
 from gradlab.update import WindowUpdate, errors_in_a_sentence
+from gradlab.windows import check_lengths
 
 
 def microbatched(model: keras.Model, microbatch_size: int, in_flight: int = 1) -> "MicrobatchedModel":
@@ -83,14 +85,18 @@ class MicrobatchedModel(keras.Model):
             self, self.optimizer, objective, self.microbatch_size, in_flight=self.in_flight, jit=jit
         )
 
-    def fit(self, *args, **kwargs):
+    def fit(self, x=None, *args, **kwargs):
         """As `keras.Model.fit`."""
+        size = x.cardinality() if isinstance(x, tf.data.Dataset) else len(x) if hasattr(x, "shape") else None
+        if size is not None and int(size) == 0:
+            raise ValueError("x must hold at least one example. Received: 0")
         with errors_in_a_sentence():
-            return super().fit(*args, **kwargs)
+            return super().fit(x, *args, **kwargs)
 
     def train_step(self, data):
         """One update from one batch."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        check_lengths((x, y, sample_weight))
         self._symbolic_build(data_batch=data)
         term_metrics = self._compile_loss.metrics if self._compile_loss is not None else []
         own = {id(metric) for metric in (self._loss_tracker, *term_metrics)}

@@ -13,7 +13,7 @@ from gradlab.clipping import clip_adaptively
 from gradlab.objective import Objective
 from gradlab.replicas import replica_rows
 from gradlab.update import WindowUpdate, errors_in_a_sentence
-from gradlab.windows import Windows, parts_of
+from gradlab.windows import Windows, check_lengths, parts_of
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ class Trainer:
     def _step(self, window, replicas: int) -> Step:
         """One update; the window is shared out over so many replicas: those of this worker, or those of all."""
         window = tf.nest.map_structure(lambda part: None if part is None else tf.convert_to_tensor(part), window)
-        _check_window(window)
+        check_lengths(window)
         before = self.updates
         with errors_in_a_sentence():
             update = self._function(window)(parts_of(window), tf.constant(replicas))
@@ -264,16 +264,6 @@ def _same(one, other) -> bool:
     except (ValueError, TypeError):
         return False
     return tf.nest.flatten(one) == tf.nest.flatten(other)
-
-
-def _check_window(window) -> None:
-    lengths = [part.shape[0] if part.shape.rank else 0 for part in parts_of(window)]
-    if not any(lengths):
-        raise ValueError("A window must hold at least one example. Received: 0")
-    if min(lengths) != max(lengths):
-        raise ValueError(
-            f"x, y and sample_weight must have the same number of examples. Received: {' '.join(map(str, lengths))}"
-        )
 
 
 def _check_model(model, optimizer, strategy, skip_nonfinite: bool) -> None:

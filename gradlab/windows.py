@@ -72,3 +72,15 @@ def parts_of(nest) -> list:
 
 def examples_in(nest) -> int:
     return len(parts_of(nest)[0])
+
+
+def check_lengths(window) -> None:
+    """Raises ValueError when a window has no examples, or its parts have different numbers of them, as far as known."""
+    lengths = [part.shape[0] if part.shape.rank else 0 for part in parts_of(window)]
+    known = [length for length in lengths if length is not None]
+    if known and not any(known):
+        raise ValueError("A window must hold at least one example. Received: 0")
+    if len(set(known)) > 1:
+        raise ValueError(
+            f"x, y and sample_weight must have the same number of examples. Received: {' '.join(map(str, known))}"
+        )

@@ -1,7 +1,8 @@
-"""Types that Keras computes in, chosen for one test and forgotten after it."""
+"""What several test modules start from: a type to compute in, and two devices to train on."""
 
 import keras
 import pytest
+import tensorflow as tf
 
 
 @pytest.fixture
@@ -20,3 +21,9 @@ def _computing_in(dtype):
     yield dtype
     keras.config.set_floatx("float32")
     keras.utils.clear_session()
+
+
+@pytest.fixture(scope="session")
+def two_devices():
+    """One strategy for all tests: TensorFlow mixes up the collectives of two such in one process."""
+    return tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])

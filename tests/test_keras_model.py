@@ -1,5 +1,8 @@
 """microbatched models against the large batch as Keras computes it."""
 
+import subprocess
+import sys
+
 import keras
 import large_batch
 import numpy as np
@@ -11,7 +14,6 @@ from large_batch import FAMILIES, OPTIMIZERS
 
 import gradlab
 from gradlab import objective, update, window
-
 
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
 
@@ -380,3 +382,191 @@ def test_a_mask_that_is_not_counted_is_caught(float64, monkeypatch):
     monkeypatch.setattr(objective._Parts, "_divisor", lambda self, mask, *args: divisor(self, None, *args))
     with pytest.raises(AssertionError, match="Not equal"):
         check("masked", 3, x, y, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("family", ["dense", "two_by_two", "masked"])
+def test_fit_on_two_devices(family, float64, two_devices):
+    """Keras hands each device its share of each batch, uneven at the tail; Keras' own option crashes here."""
+    x, y = large_batch.data(family, 19)
+    expected, losses = fit(family, large_batch.LargeBatch, x, y, optimizer="sgd", global_clipnorm=0.25)
+    with two_devices.scope():
+        model = large_batch.build(family)
+        small = gradlab.microbatched(model, 3)
+        small.compile(OPTIMIZERS["sgd"](global_clipnorm=0.25), **large_batch.loss(family))
+    history = small.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0).history
+    scale = max(abs(weights).max() for weights in expected)
+    for one, other in zip(model.get_weights(), expected):
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12 * scale)
+    np.testing.assert_allclose(history["loss"], losses["loss"], rtol=1e-6)  # Keras keeps its losses in float32
+
+
+def test_in_flight_and_a_training_argument_nobody_takes(float64):
+    class Plain(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.out = keras.layers.Dense(1)
+
+        def call(self, inputs):
+            return self.out(inputs)
+
+    x = np.random.default_rng(0).normal(size=(11, 4))
+    weights = []
+    for in_flight in (1, 4):
+        model = Plain()
+        model(x)
+        model.set_weights([np.ones((4, 1)), np.zeros(1)])
+        small = gradlab.microbatched(model, 2, in_flight=in_flight)
+        small.compile(keras.optimizers.SGD(0.1), "mse")
+        small.fit(x, x[:, :1], verbose=0)
+        weights.append(model.get_weights()[0])
+    np.testing.assert_allclose(*weights, rtol=1e-12)
+
+
+def test_a_model_that_is_built_by_its_first_batch():
+    model = keras.Sequential([keras.layers.Dense(3), keras.layers.Dense(1)])
+    small = gradlab.microbatched(model, 2)
+    small.compile("sgd", "mse", metrics=["mae"])
+    history = small.fit(np.ones((5, 4)), np.ones((5, 1)), verbose=0).history
+    assert set(history) == {"loss", "mae"} and model.built
+    small.compile("adam", "mae", metrics=["mse"])  # and compiled again
+    assert set(small.fit(np.ones((5, 4)), np.ones((5, 1)), verbose=0).history) == {"loss", "mse"}
+
+
+def test_run_eagerly(float64):
+    x, y = large_batch.data("shared", 5)
+    weights = []
+    for eagerly in (True, False):
+        small = gradlab.microbatched(large_batch.build("shared"), 2)
+        small.compile(OPTIMIZERS["adam"](), **large_batch.loss("shared"), run_eagerly=eagerly)
+        small.fit(x, y, verbose=0, shuffle=False)
+        weights.append(small.get_weights())
+    for one, other in zip(*weights):
+        np.testing.assert_allclose(one, other, rtol=1e-12)
+
+
+XLA = """
+import gradlab
+gradlab.setup()
+import keras, numpy as np
+x = np.random.default_rng(0).normal(size=(11, 4)).astype("float32")
+weights = []
+for jit in (True, False):
+    hidden = keras.layers.Dense(3, "tanh", activity_regularizer="l2")
+    model = keras.Sequential([keras.Input([4]), hidden, keras.layers.Dense(1)])
+    model.set_weights([np.full(w.shape, 0.25) for w in model.get_weights()])
+    small = gradlab.microbatched(model, 3)
+    small.compile(keras.optimizers.SGD(0.125), "mse", jit_compile=jit, metrics=["mae"])
+    assert small._window_update._jit is jit and not small.jit_compile
+    small.fit(x, x[:, :1], batch_size=8, shuffle=False, verbose=0)
+    weights.append(model.get_weights())
+for one, other in zip(*weights):
+    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+print("equal")
+"""
+
+
+def test_xla_compiles_the_micro_batch():
+    """In a process of its own: deterministic operations, which the tests ask for, and XLA exclude each other."""
+    done = subprocess.run([sys.executable, "-c", XLA], capture_output=True, text=True, check=False)
+    assert done.stdout.endswith("equal\n"), done.stderr[-2000:]
+
+
+def compiled(loss="mse", model=None, optimizer="sgd", microbatch_size=2):
+    model = model or keras.Sequential([keras.Input([4]), keras.layers.Dense(3)])
+    small = gradlab.microbatched(model, microbatch_size)
+    small.compile(optimizer, loss)
+    return small
+
+
+class OwnStep(keras.Sequential):
+    def train_step(self, data):
+        return {}
+
+
+def unequal():
+    spec = tf.TensorSpec([None, 4]), tf.TensorSpec([None, 3])
+    return tf.data.Dataset.from_generator(lambda: [(np.ones((4, 4)), np.ones((3, 3)))], output_signature=spec)
+
+
+ENTROPY = keras.losses.SparseCategoricalCrossentropy
+FROZEN = keras.Sequential([keras.Input([4]), keras.layers.Dense(3, trainable=False)])
+ONES, LABELS = np.ones((4, 4), "float32"), np.array([0, 1, 2, 3])
+REFUSED = {
+    "labels": (
+        lambda: compiled(ENTROPY(from_logits=True)).fit(ONES, LABELS, verbose=0),
+        "labels must be classes from 0 to 2. Received: 3",
+    ),
+    "labels, by the name of the loss": (
+        lambda: compiled("sparse_categorical_crossentropy").fit(ONES, LABELS - 1, verbose=0),
+        "labels must be classes from 0 to 2. Received: -1",
+    ),
+    "lengths": (
+        lambda: compiled().fit(tf.data.Dataset.from_tensors((ONES, np.ones((3, 3)))), verbose=0),
+        "x, y and sample_weight must have the same number of examples. Received: 4 3",
+    ),
+    "lengths that are known late": (
+        lambda: compiled().fit(unequal(), verbose=0),
+        "x, y and sample_weight must have the same number of examples. Received: 4 3",
+    ),
+    "no examples": (
+        lambda: compiled().fit(ONES[:0], np.ones((0, 3)), verbose=0),
+        "x must hold at least one example. Received: 0",
+    ),
+    "an empty dataset": (
+        lambda: compiled().fit(tf.data.Dataset.from_tensor_slices((ONES, ONES)).batch(2).take(0), verbose=0),
+        "x must hold at least one example. Received: 0",
+    ),
+    "not compiled": (
+        lambda: gradlab.microbatched(keras.Sequential([keras.layers.Dense(1)]), 2).fit(ONES, ONES),
+        "You must call `compile\\(\\)` before using the model.",
+    ),
+    "not a model": (lambda: gradlab.microbatched("lenet", 2), "model must be a keras.Model. Received: 'lenet'"),
+    "nothing to train": (
+        lambda: compiled(model=FROZEN).fit(ONES, LABELS, verbose=0),
+        r"A model must have trainable variables to be trained. Received: \S+, with none among its 2 variables",
+    ),
+    "no loss": (
+        lambda: compiled(None).fit(ONES, LABELS, verbose=0),
+        "There is no loss to compute: give one to compile, or add one in a layer. Received: None",
+    ),
+    "a train_step of its own": (
+        lambda: gradlab.microbatched(OwnStep(), 2),
+        "model must not have a train_step of its own, which gradlab's would replace: give the loss to compile, or add "
+        "it in a layer. Received: OwnStep.train_step",
+    ),
+    "accumulated twice": (
+        lambda: compiled(optimizer=keras.optimizers.SGD(gradient_accumulation_steps=4)),
+        "gradient_accumulation_steps must be None: microbatch_size does its work. Received: 4",
+    ),
+    "no reduction": (
+        lambda: compiled(ENTROPY(reduction=None)),
+        "sparse_categorical_crossentropy must have a reduction for gradlab to know the large batch's loss: "
+        "sum_over_batch_size, mean, mean_with_sample_weight or sum. Received: None",
+    ),
+    "one number for the batch": (
+        lambda: compiled(keras.losses.Dice()).fit(ONES, np.ones((4, 3)), verbose=0),
+        "dice must give a loss for each example, so that micro-batches add up to the large batch. "
+        "Received: one number for the whole batch",
+    ),
+    "in_flight": (
+        lambda: gradlab.microbatched(keras.Sequential(), 2, in_flight=0),
+        "in_flight must be a positive integer. Received: 0",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals(case):
+    call, sentence = REFUSED[case]
+    with pytest.raises(ValueError, match=f"^{sentence}$"):
+        call()
+
+
+def test_a_refused_batch_changes_nothing():
+    small = compiled(ENTROPY(from_logits=True))
+    before = small.get_weights()
+    with pytest.raises(ValueError, match="labels must be classes"):
+        small.fit(ONES, LABELS, verbose=0)
+    for one, other in zip(small.get_weights(), before):
+        np.testing.assert_array_equal(one, other)
+    assert int(small.optimizer.iterations) == 0
