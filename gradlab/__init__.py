@@ -6,7 +6,7 @@ Call `gradlab.setup()` first when you want several towers, chosen threads or rep
 
 import importlib
 
-from gradlab import runtime
+from gradlab import cluster, runtime
 
 __version__ = "0.1.0"
 
@@ -21,7 +21,7 @@ _HOME = {
     "AccumulationLab": "gradlab.lab.widget",
 }
 
-__all__ = [*_HOME, "__version__"]
+__all__ = [*_HOME, "__version__", "cluster"]
 
 
 def __getattr__(name: str):

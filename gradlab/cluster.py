@@ -92,8 +92,8 @@ def launch(command: Sequence[str], workers: int, out: TextIO | None = None, grac
     out = out or sys.stdout
     addresses = [f"127.0.0.1:{port}" for port in _free_ports(workers)]
     lock, processes, readers = threading.Lock(), [], []
-    stop = threading.Event()
-    handlers = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    asked = []  # the signals that asked this process to stop
+    handlers = {n: signal.signal(n, lambda number, _: asked.append(number)) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
         for index in range(workers):
             task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
@@ -108,11 +108,11 @@ def launch(command: Sequence[str], workers: int, out: TextIO | None = None, grac
             processes.append(process)
             readers.append(threading.Thread(target=_relay, args=(process.stdout, index, out, lock), daemon=True))
             readers[-1].start()
-        while not stop.is_set():
+        while not asked:
             statuses = [process.poll() for process in processes]
             if any(statuses) or None not in statuses:
                 break
-            stop.wait(0.05)
+            time.sleep(0.05)
     finally:
         failed = next((process.returncode for process in processes if process.returncode), None)
         _end(processes, grace)
@@ -120,8 +120,8 @@ def launch(command: Sequence[str], workers: int, out: TextIO | None = None, grac
             reader.join(timeout=grace)
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    if stop.is_set():
-        return 128 + signal.SIGINT
+    if asked:
+        return 128 + asked[0]
     return 0 if failed is None else failed if failed > 0 else 128 - failed
 
 

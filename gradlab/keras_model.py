@@ -1,13 +1,14 @@
 """microbatched: a Keras model whose fit() computes each batch in micro-batches that fit in memory."""
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from gradlab import checks
-from gradlab.objective import Objective
+from gradlab.objective import Objective, label_rules, wrong_labels
 from gradlab.replicas import examples_of
 from gradlab.update import WindowUpdate, errors_in_a_sentence
-from gradlab.windows import check_lengths
+from gradlab.windows import check_lengths, map_parts
 
 
 def microbatched(model: keras.Model, microbatch_size: int, in_flight: int = 1) -> "MicrobatchedModel":
@@ -80,18 +81,32 @@ class MicrobatchedModel(keras.Model):
                 f"Received: {self.optimizer.gradient_accumulation_steps}"
             )
         jit, self.jit_compile = self.jit_compile, False
-        objective = Objective(loss, loss_weights, getattr(self, "output_names", None))
+        self._objective = Objective(loss, loss_weights, getattr(self, "output_names", None))
         self._window_update = WindowUpdate(
-            self, self.optimizer, objective, self.microbatch_size, in_flight=self.in_flight, jit=jit
+            self, self.optimizer, self._objective, self.microbatch_size, in_flight=self.in_flight, jit=jit
         )
 
-    def fit(self, x=None, *args, **kwargs):
+    def fit(self, x=None, y=None, *args, **kwargs):
         """As `keras.Model.fit`."""
         size = x.cardinality() if isinstance(x, tf.data.Dataset) else len(x) if hasattr(x, "shape") else None
         if size is not None and int(size) == 0:
             raise ValueError("x must hold at least one example. Received: 0")
+        if self.compiled and all(isinstance(part, (np.ndarray, tf.Tensor)) for part in tf.nest.flatten((x, y))):
+            self._check_labels(x, y)
         with errors_in_a_sentence():
-            return super().fit(x, *args, **kwargs)
+            return super().fit(x, y, *args, **kwargs)
+
+    def _check_labels(self, x, y):
+        """Looks at all labels before the first update; those of a dataset are looked at window by window."""
+        if not self.model.built:
+            return  # Keras builds it from the first batch
+        first = map_parts(lambda part: tf.convert_to_tensor(part[:1]), x)
+        target = map_parts(lambda part: tf.zeros_like(part[:1]), y)
+        with keras.StatelessScope():
+            _, terms = self._objective(target, self(first, training=False), None, [], 1)
+        for rule, wrong in wrong_labels(y, label_rules(target, terms)):
+            if len(wrong):
+                raise ValueError(f"{rule} {int(wrong[0])}")
 
     def train_step(self, data):
         """One update from one batch."""

@@ -95,6 +95,30 @@ def common_divisor(terms: list[Term]):
     return terms[0].divisor if len(kinds) == 1 else None
 
 
+def label_rules(y, terms: list[Term]) -> list[tuple]:
+    """Which targets are class numbers: (their place in y flattened, the number of classes, one more label or None)."""
+    return [
+        (i, *term.labels[1:])
+        for term in terms
+        if term.labels
+        for i, target in enumerate(tf.nest.flatten(y))
+        if target is term.labels[0]
+    ]
+
+
+def wrong_labels(y, rules: list[tuple]) -> list[tuple]:
+    """For each of the rules: (its sentence, the first label that breaks it, shape (1,) or (0,) when none does)."""
+    found = []
+    for i, classes, also in rules:
+        labels = tf.cast(tf.nest.flatten(y)[i], tf.int64)
+        right = (labels >= 0) & (labels < classes)
+        if also is not None:
+            right |= labels == also
+        rule = f"labels must be classes from 0 to {classes - 1}. Received:"
+        found.append((rule, tf.boolean_mask(labels, ~right)[:1]))
+    return found
+
+
 class _Parts(keras.losses.Loss):
     """A Keras loss that hands its sum and its divisor to `take`, and returns what that gives."""
 

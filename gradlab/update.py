@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from gradlab import batch_norm
 from gradlab.averaging import accumulation_dtype
-from gradlab.objective import Objective, common_divisor
+from gradlab.objective import Objective, common_divisor, label_rules, wrong_labels
 from gradlab.replicas import examples_of, sum_over_replicas, take_gradients_as_summed
 from gradlab.window import Microbatch, accumulate, divide
 
@@ -118,8 +118,9 @@ class WindowUpdate:
 
         if self._jit:
             forward = tf.function(forward, jit_compile=True, autograph=False)
+        steps = -(-examples_of(x) // self._microbatch_size)
         state = (
-            [variable.value for variable in carried],
+            plan.begin(carried),
             plan.averages.zeros(dtype),
             [(tf.zeros([], dtype), tf.zeros([], dtype)) for _ in plan.kinds],
         )
@@ -130,8 +131,8 @@ class WindowUpdate:
         values, statistics, term_sums = sums.state
         weighted = tf.where(sums.weights > 0, sums.losses * sums.weights, tf.zeros_like(sums.losses)) / scale
         loss_sum = tf.reduce_sum(weighted)
-        gradients, weight, loss_sum, skipped, statistics, term_sums = sum_over_replicas(
-            (sums.gradients, sums.weight, loss_sum, sums.skipped, statistics, term_sums)
+        gradients, weight, loss_sum, skipped, steps, statistics, term_sums = sum_over_replicas(
+            (sums.gradients, sums.weight, loss_sum, sums.skipped, steps, statistics, term_sums)
         )
         divisor = tf.ones_like(weight) if plan.is_sum else weight
         gradients = divide(gradients, divisor, variables)
@@ -143,7 +144,7 @@ class WindowUpdate:
         with tf.control_dependencies([weight]):
             self._apply(gradients, variables, weight)
 
-        for variable, value in zip(carried, values):
+        for variable, value in zip(carried, plan.end(carried, values, steps)):
             variable.assign(value)
         plan.averages.assign(statistics)
         return Update(
@@ -163,7 +164,7 @@ class WindowUpdate:
             with _CountingScope([(v, v.value) for v in self._model.variables], collect_losses=True) as scope:
                 y_pred = self._model(x, training=True)
                 _, terms = self._objective(y, y_pred, sample_weight, scope.losses, examples_of(x))
-            found.update(terms=terms, assigned=scope.assigned, y=tf.nest.flatten(y))
+            found.update(terms=terms, assigned=scope.assigned, y=y)
             return [term.divisor for term in terms]
 
         specs = tf.nest.map_structure(
@@ -180,16 +181,11 @@ class WindowUpdate:
         averages = batch_norm.MovingAverages([layers[i] for i in usual], [calls[i] for i in usual])
         own = {id(variable) for variable in averages.variables}
         carried = [v for v in self._model.variables if id(v) in assigned and id(v) not in own]
+        draws = {i: assigned[id(v)] for i, v in enumerate(carried) if v.name == "seed_generator_state"}
         kinds = [term.kind for term in terms]
-        labels = [
-            (i, term.labels[1:])
-            for term in terms
-            if term.labels
-            for i, y in enumerate(found["y"])
-            if y is term.labels[0]
-        ]
+        labels = label_rules(found["y"], terms)
         if common_divisor(terms) is not None:
-            return _Plan(carried, averages, labels, kinds, None, is_sum=kinds[0] == "sum")
+            return _Plan(carried, draws, averages, labels, kinds, None, is_sum=kinds[0] == "sum")
         if self._skip_nonfinite:
             raise ValueError(
                 "skip_nonfinite needs losses that all divide by the number of examples, or one loss alone. "
@@ -198,7 +194,7 @@ class WindowUpdate:
         # Losses that divide by different things must share one gradient: first go through the window and count.
         counts = sum_over_replicas(self._count(divisors, batch, kinds))
         counts = [tf.ones_like(count) if kind == "sum" else count for count, kind in zip(counts, kinds)]
-        return _Plan(carried, averages, labels, kinds, counts, is_sum=True)
+        return _Plan(carried, draws, averages, labels, kinds, counts, is_sum=True)
 
     def _count(self, divisors: Callable, batch, kinds: list) -> list:
         """The sums of the terms' divisors over this replica's window."""
@@ -241,32 +237,44 @@ class _Plan:
 
     Attributes:
         carried: the Keras variables that a forward pass assigns to, other than averages.
+        draws: for the carried seeds of random numbers, by their place, how often a forward pass draws from them.
         averages: the moving averages of batch normalization.
-        labels: (which tensor among the flat targets, (classes, one more label allowed or None)) for class numbers.
+        labels: which targets are class numbers, as `label_rules` says.
         kinds: for each term of the loss, the kind of its divisor.
         divisors: the whole window's divisors, one a term, where the terms' differ; else None.
         is_sum: whether sums of gradients are the update's gradients as they are.
     """
 
     carried: list
+    draws: dict[int, int]
     averages: batch_norm.MovingAverages
     labels: list
     kinds: list
     divisors: list | None
     is_sum: bool
 
+    def begin(self, carried: list) -> list:
+        """The values that a replica's window begins with: each replica draws other random numbers."""
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        return [
+            v.value + tf.cast(tf.stack([replica, 0]), v.value.dtype) if i in self.draws else v.value
+            for i, v in enumerate(carried)
+        ]
+
+    def end(self, carried: list, values: list, microbatches) -> list:
+        """The values after the window of so many micro-batches: for seeds the same on all replicas, however uneven."""
+        return [
+            v.value + tf.cast(tf.stack([0, self.draws[i] * microbatches]), v.value.dtype) if i in self.draws else value
+            for i, (v, value) in enumerate(zip(carried, values))
+        ]
+
     def checked(self, batch):
         """The batch, which fails before anything is computed from it when its parts or labels cannot be right."""
         lengths = tf.stack([tf.shape(part)[0] for part in tf.nest.flatten(batch) if part is not None])
         rule = "x, y and sample_weight must have the same number of examples. Received:"
         checks = [tf.debugging.Assert(tf.reduce_all(lengths == lengths[0]), [rule, lengths], summarize=-1)]
-        for i, (classes, also) in self.labels:
-            labels = tf.cast(tf.nest.flatten(batch[1])[i], tf.int64)
-            right = (labels >= 0) & (labels < classes)
-            if also is not None:
-                right |= labels == also
-            rule = f"labels must be classes from 0 to {classes - 1}. Received:"
-            checks.append(tf.debugging.Assert(tf.reduce_all(right), [rule, tf.boolean_mask(labels, ~right)[:1]]))
+        for rule, wrong in wrong_labels(batch[1], self.labels):
+            checks.append(tf.debugging.Assert(tf.equal(tf.size(wrong), 0), [rule, wrong]))
         with tf.control_dependencies([check for check in checks if check is not None]):
             return tf.nest.map_structure(lambda part: None if part is None else tf.identity(part), batch)
 

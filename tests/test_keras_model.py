@@ -496,6 +496,10 @@ REFUSED = {
         lambda: compiled(ENTROPY(from_logits=True)).fit(ONES, LABELS, verbose=0),
         "labels must be classes from 0 to 2. Received: 3",
     ),
+    "labels in a dataset": (
+        lambda: compiled(ENTROPY(from_logits=True)).fit(tf.data.Dataset.from_tensors((ONES, LABELS)), verbose=0),
+        "labels must be classes from 0 to 2. Received: 3",
+    ),
     "labels, by the name of the loss": (
         lambda: compiled("sparse_categorical_crossentropy").fit(ONES, LABELS - 1, verbose=0),
         "labels must be classes from 0 to 2. Received: -1",
@@ -566,7 +570,7 @@ def test_a_refused_batch_changes_nothing():
     small = compiled(ENTROPY(from_logits=True))
     before = small.get_weights()
     with pytest.raises(ValueError, match="labels must be classes"):
-        small.fit(ONES, LABELS, verbose=0)
+        small.fit(ONES, LABELS, batch_size=2, verbose=0)  # the wrong one is in the second batch
     for one, other in zip(small.get_weights(), before):
         np.testing.assert_array_equal(one, other)
     assert int(small.optimizer.iterations) == 0

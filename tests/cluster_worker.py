@@ -1,0 +1,63 @@
+"""What a worker of the cluster tests runs: python cluster_worker.py MODE OUT; alone, it is the one process to compare with."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import gradlab
+
+gradlab.setup(threads=1, seed=0)
+strategy = gradlab.cluster.strategy()
+
+import keras  # noqa: E402
+import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+mode, out = sys.argv[1], Path(sys.argv[2])
+resolver = strategy.cluster_resolver
+worker = resolver.task_id if resolver is not None else None
+x = np.random.default_rng(0).normal(size=(37, 4)).astype("float32")
+y = np.argmax(x[:, :3], axis=1)
+
+
+def model(dropout):
+    keras.utils.set_random_seed(0)
+    layers = [keras.Input([4]), keras.layers.Dense(8, "tanh"), *dropout, keras.layers.Dense(3)]
+    return keras.Sequential(layers)
+
+
+with strategy.scope():
+    network = model([keras.layers.Dropout(0.5)] if mode == "fit" else [])
+    optimizer = keras.optimizers.AdamW(0.0625, weight_decay=0.125, global_clipnorm=0.25)
+entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+trainer = gradlab.Trainer(network, optimizer, entropy, 3, strategy)
+
+if mode == "step":  # uneven shards: 9 and 28 examples, 10 and 27, ...
+    for update in range(4):
+        cut = 9 + update
+        mine = slice(None) if worker is None else slice(0, cut) if worker == 0 else slice(cut, None)
+        step = trainer.step(x[mine], y[mine])
+        print(f"update {step.update}: loss {step.loss:.5f}, {len(step.losses)} micro-batches")
+    graph = trainer._compiled.get_concrete_function().graph
+    operations = [op.type for op in graph.get_operations()]
+    for function in graph._functions.values():
+        operations += [node.op for node in function.cached_definition.node_def]
+    print("collectives:", sorted(kind for kind in operations if "Collective" in kind and "Group" not in kind))
+else:
+    data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(37, seed=3).batch(13)
+
+    def on_update(step):
+        if (out / "die").exists() and worker == 1 and step.update == 5:
+            (out / "die").unlink()
+            os.kill(os.getpid(), signal.SIGKILL)  # in the middle of the second epoch, two updates after a checkpoint
+        if mode == "slow":
+            (out / f"pid{worker}").write_text(str(os.getpid()))
+            time.sleep(0.5)
+
+    steps = trainer.fit(data, 8, out / "checkpoints", 3, on_update, verbose=False)
+    print("updates:", [step.update for step in steps])
+
+if not worker:
+    np.savez(out / "weights.npz", *[variable.numpy() for variable in (*network.variables, *optimizer.variables)])
