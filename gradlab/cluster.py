@@ -54,9 +54,11 @@ def _over_workers():
 
     resolver = None  # TF_CONFIG
     if "TF_CONFIG" not in os.environ:
-        gpus = len(tf.config.list_physical_devices("GPU"))
+        # SLURM itself shows each task its own GPUs (srun --gpus-per-task). TensorFlow's resolver would share them out
+        # again, and cannot count tasks without any; so it is told of one a task, and to leave them alone.
+        port = 12000 + int(os.environ.get("SLURM_JOB_ID", "0")) % 20000  # two jobs may meet on a machine
         resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
-            gpus_per_node=gpus, gpus_per_task=gpus, auto_set_gpu=False
+            port_base=port, gpus_per_node=runtime.workers(), gpus_per_task=1, auto_set_gpu=False
         )
     try:
         return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)

@@ -108,6 +108,13 @@ class MicrobatchedModel(keras.Model):
             if len(wrong):
                 raise ValueError(f"{rule} {int(wrong[0])}")
 
+    def make_train_function(self, force=False):
+        """Prepares training; several devices need the accumulators made before they begin."""
+        if self._distribute_strategy is not None:
+            with self._distribute_strategy.scope():
+                self._window_update.build()
+        return super().make_train_function(force)
+
     def train_step(self, data):
         """One update from one batch."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)

@@ -117,6 +117,8 @@ class Trainer:
             clip=clip if adaptive_clipping is not None else None,
             jit=jit_compile,
         )
+        with self.strategy.scope():
+            self._update.build()
         self._structure = self._specs = self._compiled = None
 
     @property

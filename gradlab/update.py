@@ -76,6 +76,24 @@ class WindowUpdate:
         self._microbatch_size, self._clip, self._jit, self._warned = microbatch_size, clip, jit, False
         self._loop = {"in_flight": in_flight, "dtype": accumulator_dtype, "skip_nonfinite": skip_nonfinite}
         self._skip_nonfinite = skip_nonfinite
+        self._accumulators: list[tf.Variable] = []
+
+    def build(self) -> None:
+        """Makes the accumulators: one a trainable variable and replica. On several, call it in the strategy's scope."""
+        variables = self._model.trainable_variables
+        if self._accumulators and [v.shape for v in variables] == [a.shape for a in self._accumulators]:
+            return
+        with tf.init_scope():
+            self._accumulators = [
+                tf.Variable(
+                    tf.zeros(variable.shape, self._loop["dtype"] or accumulation_dtype(variable.dtype)),
+                    trainable=False,
+                    synchronization=tf.VariableSynchronization.ON_READ,  # each replica has its own
+                    aggregation=tf.VariableAggregation.SUM,
+                    name=f"{variable.path.replace('/', '_')}_accumulator",
+                )
+                for variable in variables
+            ]
 
     def __call__(self, x, y, sample_weight=None, observe: Callable | None = None, observed=()) -> Update:
         """Runs the window and updates the model.
@@ -91,6 +109,7 @@ class WindowUpdate:
                 "A model must have trainable variables to be trained. "
                 f"Received: {self._model.name}, with none among its {len(self._model.variables)} variables"
             )
+        self.build()
         batch = (x, y, sample_weight)
         dtype = accumulation_dtype(keras.config.floatx())
         plan = self._plan(batch)
@@ -119,6 +138,7 @@ class WindowUpdate:
         if self._jit:
             forward = tf.function(forward, jit_compile=True, autograph=False)
         steps = -(-examples_of(x) // self._microbatch_size)
+        unit = 1.0 if plan.is_sum else float(self._microbatch_size)
         state = (
             plan.begin(carried),
             plan.averages.zeros(dtype),
@@ -126,7 +146,7 @@ class WindowUpdate:
         )
         sums = accumulate(
             forward, [v.value for v in variables], batch, examples_of(x), self._microbatch_size, state,
-            weight_dtype=dtype, **self._loop,
+            weight_dtype=dtype, unit=unit, accumulators=self._accumulators, **self._loop,
         )  # fmt: skip
         values, statistics, term_sums = sums.state
         weighted = tf.where(sums.weights > 0, sums.losses * sums.weights, tf.zeros_like(sums.losses)) / scale
@@ -135,7 +155,7 @@ class WindowUpdate:
             (sums.gradients, sums.weight, loss_sum, sums.skipped, steps, statistics, term_sums)
         )
         divisor = tf.ones_like(weight) if plan.is_sum else weight
-        gradients = divide(gradients, divisor, variables)
+        gradients = divide(gradients, divisor / unit, variables)
         regularization, gradients = _with_regularization(gradients, variables, scale)
         if self._clip is not None:
             gradients = self._clip(gradients, variables, scale)

@@ -26,7 +26,7 @@ class Sums(NamedTuple):
     """What `accumulate` gives: sums over a window, not yet divided.
 
     Attributes:
-        gradients: for each variable the sum of weight * gradient, in the type to add up in, or None.
+        gradients: for each variable the sum of weight / unit * gradient, in the type to add up in, or None.
         weight: the weight of everything in these sums, a scalar.
         skipped: the micro-batches left out because something in them was not finite, an integer scalar.
         losses: each micro-batch's loss, shape (micro-batches,).
@@ -72,6 +72,8 @@ def accumulate(
     dtype=None,
     weight_dtype=tf.float32,
     skip_nonfinite: bool = False,
+    unit=1,
+    accumulators: Sequence[tf.Variable] | None = None,
 ) -> Sums:
     """Adds up the gradients of a batch, one micro-batch at a time.
 
@@ -79,11 +81,13 @@ def accumulate(
 
         sum = 0
         for each micro-batch of microbatch_size examples (the last may be smaller):
-            gradient = gradient of its mean loss
-            sum = sum + its weight * gradient
+            sum = sum + gradient of (its weight * its mean loss)
 
     Call it inside a `tf.function`: the loop is a `tf.while_loop`, so neither the number of micro-batches nor, when it
     is a tensor, their size makes TensorFlow trace again. A batch without examples gives sums of 0.
+
+    Where memory counts, give it accumulators: variables that are added to in place. Without them the sums are handed
+    from one micro-batch to the next, and TensorFlow then holds about one copy of the gradients more.
 
     Args:
         forward: a function (micro-batch, number, state) -> `Microbatch`. number counts the window's micro-batches from
@@ -99,6 +103,10 @@ def accumulate(
         dtype: the type to add up in. None: float32 for half-precision variables, else the variable's own.
         weight_dtype: the type of losses, weights and norms.
         skip_nonfinite: leave out a micro-batch with NaN or inf in its loss or gradient, and count it.
+        unit: what weights are counted in while adding up, a number or a scalar tensor. With the weight of a full
+            micro-batch, the gradients inside the loop are as large as those of a mean loss: float16 likes that.
+        accumulators: for each variable one of its shape to add up in, in place of the sums that go around; of the type
+            to add up in. They are set to zero first.
 
     Returns:
         The `Sums`.
@@ -113,13 +121,15 @@ def accumulate(
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(variables)
             loss, weight, next_state = forward(part, step, state)
-        gradients = tape.gradient(loss, variables)
+            share = tf.cast(weight, weight_dtype) / tf.cast(unit, weight_dtype)
+            scaled = loss * tf.cast(share, loss.dtype)
+        gradients = tape.gradient(scaled, variables)
         reached[:] = [gradient is not None for gradient in gradients]
         weight = tf.cast(weight, weight_dtype)
 
         def taken():
-            added = [_add(total, gradient, weight) for total, gradient in zip(sums, gradients)]
-            return added, total + weight, skipped, next_state, weight
+            added = [_add(total, gradient) for total, gradient in zip(accumulators or sums, gradients)]
+            return [] if accumulators else added, total + weight, skipped, next_state, weight
 
         if skip_nonfinite:
             finite = _all_finite([loss, *gradients])
@@ -127,18 +137,23 @@ def accumulate(
             *carry, weight = tf.cond(finite, taken, left_out)
         else:
             *carry, weight = taken()
-        seen = tf.cast(loss, weight_dtype), weight, squared_norm(gradients, weight_dtype)
+        norm = tf.math.divide_no_nan(squared_norm(gradients, weight_dtype), share**2)
+        seen = tf.cast(loss, weight_dtype), weight, norm
         return step + 1, *carry, tuple(array.write(step, value) for array, value in zip(arrays, seen))
 
-    zeros = _zeros(variables, dtype)
+    sums = _zeros(variables, dtype, examples)
+    if accumulators:
+        for accumulator, zeros in zip(accumulators, sums):
+            accumulator.assign(zeros)
+        sums = []
     arrays = tuple(tf.TensorArray(weight_dtype, steps, element_shape=[]) for _ in range(3))
     _, sums, total, skipped, state, arrays = tf.while_loop(
         lambda step, *_: step < steps,
         body,
-        (tf.constant(0), zeros, tf.zeros([], weight_dtype), tf.constant(0), state, arrays),
+        (tf.constant(0), sums, tf.zeros([], weight_dtype), tf.constant(0), state, arrays),
         parallel_iterations=in_flight,
     )
-    sums = [total if seen else None for total, seen in zip(sums, reached)]
+    sums = [tf.convert_to_tensor(total) if seen else None for total, seen in zip(accumulators or sums, reached)]
     return Sums(sums, total, skipped, *(array.stack() for array in arrays), state)
 
 
@@ -176,11 +191,11 @@ def window_gradients(
         each = tf.cast(loss(part, number), part_weights.dtype)
         return Microbatch(tf.math.divide_no_nan(tf.reduce_sum(each * part_weights), weight), weight, state)
 
-    batch, examples = (batch, weights), tf.shape(weights)[0]
     sums = accumulate(
-        forward, variables, batch, examples, microbatch_size, in_flight=in_flight, weight_dtype=weights.dtype
-    )
-    gradients = divide(sums.gradients, sums.weight, variables)
+        forward, variables, (batch, weights), tf.shape(weights)[0], microbatch_size,
+        in_flight=in_flight, weight_dtype=weights.dtype, unit=microbatch_size,
+    )  # fmt: skip
+    gradients = divide(sums.gradients, sums.weight / tf.cast(microbatch_size, weights.dtype), variables)
     return Window(gradients, sums.losses, sums.weights, sums.squared_norms)
 
 
@@ -197,19 +212,26 @@ def _rows(step, microbatch_size, examples) -> slice:
     return slice(step * microbatch_size, tf.minimum((step + 1) * microbatch_size, examples))
 
 
-def _zeros(variables: Sequence, dtype) -> list:
-    return [tf.zeros(v.shape, tf.as_dtype(dtype) if dtype else accumulation_dtype(v.dtype)) for v in variables]
+def _zeros(variables: Sequence, dtype, examples) -> list:
+    """Sums of nothing. TensorFlow must not know them beforehand: it would keep the zeros it had folded for good."""
+    zero = tf.cast(examples < 0, tf.float32)
+    dtypes = [tf.as_dtype(dtype) if dtype else accumulation_dtype(variable.dtype) for variable in variables]
+    return [tf.fill(variable.shape, tf.cast(zero, dtype)) for variable, dtype in zip(variables, dtypes)]
 
 
-def _add(total, gradient, weight):
-    """total + weight * gradient, without a dense copy of a sparse gradient."""
+def _add(total, gradient):
+    """The sum with a gradient: a new tensor, or a variable added to in place. A sparse gradient stays sparse."""
     if gradient is None:
         return total
-    weight = tf.cast(weight, total.dtype)
+    in_place = isinstance(total, tf.Variable)
     if isinstance(gradient, tf.IndexedSlices):
-        rows = tf.cast(gradient.values, total.dtype) * weight
+        rows = tf.cast(gradient.values, total.dtype)
+        if in_place:
+            # Variable.scatter_add does the same, but not for a variable that each replica has its own of.
+            return tf.raw_ops.ResourceScatterAdd(resource=total.handle, indices=gradient.indices, updates=rows)
         return tf.tensor_scatter_nd_add(total, gradient.indices[:, tf.newaxis], rows)
-    return total + weight * tf.cast(gradient, total.dtype)
+    gradient = tf.cast(gradient, total.dtype)
+    return total.assign_add(gradient) if in_place else total + gradient
 
 
 def squared_norm(gradients: Sequence, dtype):

@@ -1,4 +1,4 @@
-"""What a worker of the cluster tests runs: python cluster_worker.py MODE OUT; alone, it is the one process to compare with."""
+"""What a worker of the cluster tests runs, and the one process to compare with: python cluster_worker.py MODE OUT"""
 
 import os
 import signal

@@ -1,0 +1,42 @@
+"""Prints how far updates push this process' peak memory, in MiB: python memory_worker.py MICRO_BATCHES UPDATES
+
+0 micro-batches: an update from one example without gradlab, to compare with.
+"""
+
+import sys
+
+import gradlab
+
+gradlab.setup(threads=1)
+import keras  # noqa: E402
+import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+k, updates = int(sys.argv[1]), int(sys.argv[2])
+model = keras.applications.VGG16(weights=None, include_top=False, input_shape=(96, 96, 3), pooling="avg")
+optimizer = keras.optimizers.SGD(0.0078125)
+optimizer.build(model.trainable_variables)
+x = tf.constant(np.random.default_rng(0).normal(size=(max(k, 1), 96, 96, 3)).astype("float32"))
+y = tf.zeros((len(x), 512))
+
+
+@tf.function
+def one_example():
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+    optimizer.apply(tape.gradient(loss, [v.value for v in model.trainable_variables]), model.trainable_variables)
+
+
+def memory(name):
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) / 1024 for line in status if line.startswith(name))
+
+
+before = memory("VmRSS")
+with open("/proc/self/clear_refs", "w") as peak:
+    peak.write("5")  # the peak begins anew
+trainer = gradlab.Trainer(model, optimizer, "mse", 1) if k else None
+for _ in range(updates):
+    trainer.step(x, y) if k else one_example()
+parameters = sum(np.prod(weight.shape) for weight in model.trainable_weights) * 4 / 2**20
+print(f"growth {memory('VmHWM') - before:.1f} parameters {parameters:.1f}")
