@@ -139,10 +139,17 @@ def test_readme_s_files_exist():
 
 def test_readme_s_python_runs_as_pasted(tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
-    assert blocks
-    for block in blocks:
-        done = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr
+    assert len(blocks) == 3  # pasted one after the other
+    command = [sys.executable, "-c", "\n".join(blocks)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_readme_s_links_to_tests_name_real_ones():
+    links = re.findall(r"\]\((tests/\w+\.py)#(\w+)\)", (ROOT / "README.md").read_text())
+    assert len(links) >= 20
+    for file, name in links:
+        assert f"\ndef {name}(" in (ROOT / file).read_text(), (file, name)
 
 
 def test_readme_names_the_two_commands():
