@@ -126,7 +126,7 @@ class WindowUpdate:
                 loss, terms = self._objective(y, y_pred, sample_weight, scope.losses, examples_of(x), plan.divisors)
                 if observe is not None:
                     observe(y, y_pred, sample_weight)
-            weight = tf.ones([], dtype) if plan.divisors else common_divisor(terms)
+            weight = _weight(plan, terms, tf.cast(examples_of(x), dtype))
             state = (
                 [scope.get_current_value(variable) for variable in carried],
                 plan.averages.add(statistics, scope, examples_of(x)),
@@ -138,7 +138,11 @@ class WindowUpdate:
         if self._jit:
             forward = tf.function(forward, jit_compile=True, autograph=False)
         steps = -(-examples_of(x) // self._microbatch_size)
-        unit = 1.0 if plan.is_sum else float(self._microbatch_size)
+        replicas = tf.distribute.get_replica_context().num_replicas_in_sync
+        # Where the window's weight is known beforehand, gradients are added up as shares of the mean: nothing is left
+        # to divide, which would take a copy of them.
+        whole = plan.is_sum or (plan.kinds[0] == "examples" and replicas == 1 and not self._skip_nonfinite)
+        unit = 1.0 if plan.is_sum else tf.cast(examples_of(x), dtype) if whole else float(self._microbatch_size)
         state = (
             plan.begin(carried),
             plan.averages.zeros(dtype),
@@ -155,7 +159,7 @@ class WindowUpdate:
             (sums.gradients, sums.weight, loss_sum, sums.skipped, steps, statistics, term_sums)
         )
         divisor = tf.ones_like(weight) if plan.is_sum else weight
-        gradients = divide(gradients, divisor / unit, variables)
+        gradients = divide(gradients, None if whole else divisor / unit, variables)
         regularization, gradients = _with_regularization(gradients, variables, scale)
         if self._clip is not None:
             gradients = self._clip(gradients, variables, scale)
@@ -321,6 +325,13 @@ def errors_in_a_sentence():
         if said is None:
             raise
         raise ValueError(" ".join(said.groups())) from None
+
+
+def _weight(plan: "_Plan", terms: list, examples):
+    """What a micro-batch's loss counts for: once where losses are sums or shares, else by what it was divided by."""
+    if plan.is_sum:
+        return tf.ones_like(examples)
+    return examples if plan.kinds[0] == "examples" else common_divisor(terms)
 
 
 def _with_regularization(gradients: list, variables: list, scale) -> tuple:

@@ -200,11 +200,10 @@ def window_gradients(
 
 
 def divide(gradients: Sequence, weight, variables: Sequence) -> list:
-    """Sums of weighted gradients over their weight, each in its variable's type; None stays None."""
-    return [
-        None if s is None else tf.cast(tf.math.divide_no_nan(s, tf.cast(weight, s.dtype)), variable.dtype)
-        for s, variable in zip(gradients, variables)
-    ]
+    """Sums of weighted gradients over their weight (None: 1), each in its variable's type; None stays None."""
+    if weight is not None:
+        gradients = [s if s is None else tf.math.divide_no_nan(s, tf.cast(weight, s.dtype)) for s in gradients]
+    return [s if s is None else tf.cast(s, variable.dtype) for s, variable in zip(gradients, variables)]
 
 
 def _rows(step, microbatch_size, examples) -> slice:

@@ -269,6 +269,17 @@ def test_a_finished_run_is_not_run_again(tmp_path):
     np.testing.assert_array_equal(first.model.get_weights()[0], second.model.get_weights()[0])
 
 
+def test_a_checkpoint_that_was_not_finished_does_not_count(tmp_path):
+    """What a process leaves that is killed while it writes: files, but no word that they are the latest."""
+    data = tf.data.Dataset.from_tensor_slices(large_batch.data("dense", 8)).batch(8)
+    dropped().fit(data, 2, tmp_path, verbose=False)
+    for name in ("ckpt-3.index", "ckpt-3.data-00000-of-00001", "checkpoint.tmp123"):
+        (tmp_path / name).write_bytes(b"half")
+    resumed = dropped()
+    assert [step.update for step in resumed.fit(data, 3, tmp_path, verbose=False)] == [3]
+    assert [step.update for step in dropped().fit(data, 4, tmp_path, verbose=False)] == [4]
+
+
 def test_windows_hold_every_example_once_an_epoch():
     batches = [(np.arange(start, start + n),) for start, n in ((0, 3), (3, 5), (8, 1))]
     sizes = iter([4, 2, 7, 5])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gradlab.window import window_gradients
+from gradlab.window import Microbatch, accumulate, window_gradients
 
 
 def linear(w):
@@ -77,3 +77,50 @@ def test_micro_batches_are_numbered():
         lambda: window_gradients(lambda x, number: w * x * tf.cast(number, x.dtype), [w], tf.ones(6), tf.ones(6), 2)
     )()
     assert window.losses.numpy().tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_sparse_gradient_is_never_made_dense(in_place):
+    """Nothing in the loop's body makes a tensor of the table's shape, other than the sum itself."""
+    rows = 100_003
+    table = tf.Variable(tf.ones([rows, 2]))
+    accumulator = tf.Variable(tf.zeros([rows, 2]))
+
+    def forward(ids, number, state):
+        return Microbatch(tf.reduce_mean(tf.gather(table, ids) ** 2), tf.cast(tf.size(ids), tf.float32))
+
+    @tf.function
+    def sums(ids):
+        return accumulate(forward, [table], ids, tf.size(ids), 3, accumulators=[accumulator] if in_place else None)
+
+    ids = tf.constant([5, 5, 7, 100_002, 5])
+    found = sums(ids).gradients[0]
+    expected = np.zeros((rows, 2), "float32")
+    np.add.at(expected, ids.numpy(), 1.0)
+    np.testing.assert_allclose(found, expected)
+
+    graph = sums.get_concrete_function(ids).graph
+    loop = next(op for op in graph.get_operations() if op.type in ("While", "StatelessWhile"))
+    body = graph._get_function(loop.get_attr("body").name).graph
+    large = {op.type for op in body.get_operations() for out in op.outputs if out.shape.as_list()[:1] == [rows]}
+    passed_on = {"Placeholder", "Identity"}
+    assert large - passed_on == (set() if in_place else {"TensorScatterAdd"})
+    assert ("ResourceScatterAdd" in {op.type for op in body.get_operations()}) == in_place
+
+
+def test_in_place_sums_start_anew_each_window():
+    w = tf.Variable([1.0, 2.0])
+    accumulator = tf.Variable([100.0, 100.0])
+
+    def forward(x, number, state):
+        return Microbatch(tf.reduce_mean(x * w[0]), tf.cast(tf.size(x), tf.float32))
+
+    @tf.function
+    def sums(x):
+        return accumulate(forward, [w], x, tf.size(x), 2, accumulators=[accumulator], skip_nonfinite=True)
+
+    for _ in range(2):
+        assert sums(tf.constant([1.0, 2.0, 3.0])).gradients[0].numpy().tolist() == [6.0, 0.0]
+    found = sums(tf.constant([1.0, 2.0, np.nan]))
+    assert found.gradients[0].numpy().tolist() == [3.0, 0.0]
+    assert (int(found.skipped), float(found.weight)) == (1, 2.0)
