@@ -46,7 +46,7 @@ def assert_equal_weights(found, expected, tolerance=1e-12):
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("family", ["dense", "embedding", "two_by_two", "masked", "masked_and_whole"])
+@pytest.mark.parametrize("family", ["dense", "two_by_two", "masked_and_whole"])
 def test_uneven_windows_give_the_large_batch_s_update(family, replicas, float64, two_devices):
     """With two devices each sees other examples, in graph mode, and a window of one example leaves one without any."""
     x, y = large_batch.data(family, 31)
@@ -60,8 +60,8 @@ def test_uneven_windows_give_the_large_batch_s_update(family, replicas, float64,
     assert [step.update for step in steps] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_every_optimizer_on_two_devices(optimizer, float64, two_devices):
+@pytest.mark.parametrize("optimizer", ["sgd", "adafactor", "lamb", "lion"])
+def test_optimizers_on_two_devices(optimizer, float64, two_devices):
     x, y = large_batch.data("shared", 19)
     windows = [rows((x, y), 0, 8), rows((x, y), 8, 19)]
     expected, _ = large_batches("shared", windows, optimizer)
@@ -224,8 +224,7 @@ class Interrupted(Exception):
     pass
 
 
-@pytest.mark.parametrize("accumulation", [None, lambda update: 1 + update // 3])
-@pytest.mark.parametrize("form", ["dataset", "function"])
+@pytest.mark.parametrize("form, accumulation", [("dataset", None), ("function", lambda update: 1 + update // 3)])
 def test_a_run_that_was_interrupted_ends_with_the_same_bits(form, accumulation, tmp_path):
     x, y = large_batch.data("dense", 31)
 
@@ -248,7 +247,7 @@ def test_a_run_that_was_interrupted_ends_with_the_same_bits(form, accumulation, 
 
     seen = []
     whole = train()
-    for at in (2, 7, 10):
+    for at in (2, 10):
         with pytest.raises(Interrupted):
             train(interrupted_at=at)
     (tmp_path / "False").rename(tmp_path / "resumed")
