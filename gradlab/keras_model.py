@@ -88,6 +88,11 @@ class MicrobatchedModel(keras.Model):
 
     def fit(self, x=None, y=None, *args, **kwargs):
         """As `keras.Model.fit`."""
+        if isinstance(self.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy):
+            raise ValueError(
+                "Keras' fit works on one machine: train on several workers with gradlab.Trainer. "
+                f"Received: a model made in the scope of {type(self.distribute_strategy).__name__}"
+            )
         size = x.cardinality() if isinstance(x, tf.data.Dataset) else len(x) if hasattr(x, "shape") else None
         if size is not None and int(size) == 0:
             raise ValueError("x must hold at least one example. Received: 0")

@@ -87,7 +87,8 @@ def accumulate(
     is a tensor, their size makes TensorFlow trace again. A batch without examples gives sums of 0.
 
     Where memory counts, give it accumulators: variables that are added to in place. Without them the sums are handed
-    from one micro-batch to the next, and TensorFlow then holds about one copy of the gradients more.
+    from one micro-batch to the next, and TensorFlow then holds over half a copy of the gradients more (measured for
+    VGG-16).
 
     Args:
         forward: a function (micro-batch, number, state) -> `Microbatch`. number counts the window's micro-batches from

@@ -34,7 +34,12 @@ with strategy.scope():
 entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 trainer = gradlab.Trainer(network, optimizer, entropy, 3, strategy)
 
-if mode == "step":  # uneven shards: 9 and 28 examples, 10 and 27, ...
+if mode == "keras":
+    with strategy.scope():
+        small = gradlab.microbatched(network, 3)
+        small.compile("sgd", entropy)
+    small.fit(x, y)
+elif mode == "step":  # uneven shards: 9 and 28 examples, 10 and 27, ...
     for update in range(4):
         cut = 9 + update
         mine = slice(None) if worker is None else slice(0, cut) if worker == 0 else slice(cut, None)

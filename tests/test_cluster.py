@@ -65,6 +65,11 @@ def test_a_killed_worker_s_job_is_restarted_and_ends_with_the_same_bits(tmp_path
         np.testing.assert_array_equal(one, other)
 
 
+def test_keras_fit_on_several_workers_is_refused_in_a_sentence(tmp_path):
+    said = run("keras", tmp_path, 2, expected=1)
+    assert "ValueError: Keras' fit works on one machine: train on several workers with gradlab.Trainer. Rec" in said
+
+
 def gone(pid):
     try:
         os.kill(pid, 0)

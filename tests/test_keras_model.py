@@ -220,6 +220,20 @@ def test_a_loss_scale_that_is_too_large_is_halved_until_gradients_are_finite(mix
     assert losses[-1] < losses[0] and all(np.isfinite(weight).all() for weight in weights)
 
 
+def test_a_loss_scale_on_two_devices(mixed_float16, two_devices):
+    """The scale is that of the whole: one device's overflow keeps all from updating, and halves it for all."""
+    x, y = large_batch.data("shared", 16)
+    with two_devices.scope():
+        model = large_batch.build("shared")
+        optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.125), 2.0**30, dynamic_growth_steps=1000)
+    trainer = gradlab.Trainer(model, optimizer, microbatch_size=3, strategy=two_devices, **large_batch.loss("shared"))
+    steps = [trainer.step(x, y) for _ in range(30)]
+    refused = [not step.applied for step in steps]
+    assert 0 < sum(refused) < 30 and refused == sorted(refused, reverse=True)
+    assert optimizer.dynamic_scale.numpy() == 2.0 ** (30 - sum(refused))
+    assert all(np.isfinite(step.loss) for step in steps) and steps[-1].loss < steps[0].loss
+
+
 def test_dropout_draws_for_each_micro_batch_and_so_differs():
     def train(microbatch_size):
         model = keras.Sequential([keras.Input([4]), keras.layers.Dropout(0.5, seed=1), keras.layers.Dense(1)])
