@@ -43,7 +43,9 @@ class Trainer:
     """Trains a Keras model window by window: on one device, several, or several machines.
 
     A window is cut over the replicas and there into micro-batches; the gradients are summed over the replicas once, and
-    divided by the weight of what was really seen. So the update is the large batch's, however uneven the parts.
+    divided by the weight of what was really seen. So the update is the large batch's, however uneven the parts. (Losses
+    that divide by different things, one by tokens and one by examples, need these counts beforehand: a second sum, of a
+    few numbers, and a look through the window without gradients.)
 
     Args:
         model: a built Keras model, made in the strategy's scope.
