@@ -4,6 +4,8 @@ import keras
 import pytest
 import tensorflow as tf
 
+collect_ignore_glob = ["*_worker.py"]  # programs that tests start in processes of their own
+
 
 @pytest.fixture
 def float64():
