@@ -175,6 +175,24 @@ def test_a_saved_model_goes_on_as_if_nothing_had_happened(family, tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
+LOAD = """
+import sys, keras, gradlab.keras_model
+print(keras.models.load_model(sys.argv[1]).microbatch_size)
+"""
+
+
+def test_a_saved_model_loads_elsewhere(tmp_path):
+    small = compiled()
+    small.fit(ONES, np.ones((4, 3)), verbose=0)
+    small.save(tmp_path / "model.keras")
+    small.model.save(tmp_path / "inner.keras")
+    command = [sys.executable, "-c", LOAD, str(tmp_path / "model.keras")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.endswith("2\n"), done.stderr[-2000:]
+    inner = keras.models.load_model(tmp_path / "inner.keras")
+    np.testing.assert_array_equal(inner.get_weights()[0], small.get_weights()[0])
+
+
 def test_steps_per_execution(float64):
     x, y = large_batch.data("shared", 19)
     weights = []
