@@ -19,8 +19,8 @@ def microbatched(model: keras.Model, microbatch_size: int, in_flight: int = 1) -
     schedules, clipping, weight decay and moving averages are those of the large batch, and so are the losses in
     `History`, the ragged tail of an epoch included.
 
-    Saved, the result keeps its optimizer's state, and loads after `import gradlab.keras_model`. The model that was given
-    can be saved as ever, and loads without gradlab.
+    Saved, the result keeps its optimizer's state, and loads after `import gradlab.keras_model`. The model given can be
+    saved as ever, and loads without gradlab.
 
     Not equal, because the mathematics is not: dropout draws its masks micro-batch by micro-batch, and batch
     normalization takes its statistics from each (`gradlab.batch_norm`; a warning names the layers). A loss must be a

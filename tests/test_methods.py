@@ -148,7 +148,8 @@ def _micro_batches_counted_equal(monkeypatch):
             parts.append((tape.gradient(mean, variables), mean, weight))
         count = tf.cast(-(-tf.shape(weights)[0] // 4), weights.dtype)
         gradients = [tf.add_n(column) / count for column in zip(*(g for g, *_ in parts))]
-        return Window(gradients, tf.stack([m for _, m, _ in parts]), tf.stack([w for *_, w in parts]))
+        weights = tf.stack([w for *_, w in parts])
+        return Window(gradients, tf.stack([m for _, m, _ in parts]), weights, tf.zeros_like(weights))
 
     monkeypatch.setattr(methods, "window_gradients", window_gradients)
 
