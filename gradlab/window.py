@@ -74,6 +74,7 @@ def accumulate(
     skip_nonfinite: bool = False,
     unit=1,
     accumulators: Sequence[tf.Variable] | None = None,
+    stopped: Callable | None = None,
 ) -> Sums:
     """Adds up the gradients of a batch, one micro-batch at a time.
 
@@ -108,6 +109,8 @@ def accumulate(
             micro-batch, the gradients inside the loop are as large as those of a mean loss: float16 likes that.
         accumulators: for each variable one of its shape to add up in, in place of the sums that go around; of the type
             to add up in. They are set to zero first.
+        stopped: a function without arguments -> a boolean scalar, asked before each micro-batch: once it says so, the
+            loop ends there. The losses of those left out are 0, and so are their weights.
 
     Returns:
         The `Sums`.
@@ -149,7 +152,7 @@ def accumulate(
         sums = []
     arrays = tuple(tf.TensorArray(weight_dtype, steps, element_shape=[]) for _ in range(3))
     _, sums, total, skipped, state, arrays = tf.while_loop(
-        lambda step, *_: step < steps,
+        lambda step, *_: step < steps if stopped is None else (step < steps) & ~stopped(),
         body,
         (tf.constant(0), sums, tf.zeros([], weight_dtype), tf.constant(0), state, arrays),
         parallel_iterations=in_flight,
@@ -159,7 +162,13 @@ def accumulate(
 
 
 def window_gradients(
-    loss: Callable, variables: Sequence[tf.Variable], batch: Any, weights, microbatch_size, in_flight: int = 1
+    loss: Callable,
+    variables: Sequence[tf.Variable],
+    batch: Any,
+    weights,
+    microbatch_size,
+    in_flight: int = 1,
+    stopped: Callable | None = None,
 ) -> Window:
     """The gradients of a batch's mean loss, computed one micro-batch at a time.
 
@@ -173,6 +182,7 @@ def window_gradients(
         weights: the examples' weights, shape (examples,); their sum must be above 0.
         microbatch_size: examples a micro-batch: an integer or an integer scalar tensor.
         in_flight: how many micro-batches may be under way at once, as in `accumulate`.
+        stopped: as in `accumulate`.
 
     Returns:
         A `Window`.
@@ -194,7 +204,7 @@ def window_gradients(
 
     sums = accumulate(
         forward, variables, (batch, weights), tf.shape(weights)[0], microbatch_size,
-        in_flight=in_flight, weight_dtype=weights.dtype, unit=microbatch_size,
+        in_flight=in_flight, weight_dtype=weights.dtype, unit=microbatch_size, stopped=stopped,
     )  # fmt: skip
     gradients = divide(sums.gradients, sums.weight / tf.cast(microbatch_size, weights.dtype), variables)
     return Window(gradients, sums.losses, sums.weights, sums.squared_norms)

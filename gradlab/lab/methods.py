@@ -4,6 +4,7 @@ Each really goes its way: "towers", "placeholders" and "variables" run a tf.comp
 "large_batch" and "microbatched" run one compiled TensorFlow 2 function. All of them give the same update.
 """
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -24,15 +25,23 @@ class Microbatches:
     Attributes:
         losses: the weighted mean loss of each micro-batch, shape (micro-batches,).
         weights: the weight of each: its examples, or the sum of their weights.
+        squared_norms: the squared norm of each one's gradient.
+        window_squared_norm: the squared norm of the window's mean gradient.
     """
 
     losses: np.ndarray
     weights: np.ndarray
+    squared_norms: np.ndarray
+    window_squared_norm: float
 
     @property
     def loss(self) -> float:
         """The window's loss: the large batch's."""
         return float(np.average(self.losses, weights=self.weights))
+
+
+class Cancelled(Exception):
+    """An update was given up. The method's weights mean nothing until it is reset."""
 
 
 class Method(Protocol):
@@ -52,7 +61,13 @@ class Method(Protocol):
             learning_rate: of this update.
             weights: the examples' weights, shape (examples,), or None for 1 each.
             dropout_seed: two integers; micro-batch m of the window draws its masks from (first, second + m).
+
+        Raises:
+            Cancelled: `cancel` was called since the last reset.
         """
+
+    def cancel(self) -> None:
+        """Makes the update under way, and any later one, end after the micro-batch it is at. From any thread."""
 
     def weights(self) -> dict[str, np.ndarray]:
         """The model's weights now."""
@@ -96,6 +111,8 @@ class _CompiledMethod:
         self._variables = {name: tf.Variable(tf.zeros(shape, dtype), name=name) for name, shape in model.shapes.items()}
         self._optimizer = keras_optimizer(optimizer)
         self._optimizer.build(list(self._variables.values()))
+        with tf.device("/CPU:0"):
+            self._cancelled = tf.Variable(False)  # the loop reads it while it runs
         self._compiled = tf.function(
             self._update,
             autograph=False,
@@ -110,6 +127,7 @@ class _CompiledMethod:
         )
 
     def reset(self, weights):
+        self._cancelled.assign(False)
         for name, variable in self._variables.items():
             variable.assign(weights[name])
         for variable in self._optimizer.variables:
@@ -117,10 +135,15 @@ class _CompiledMethod:
 
     def update(self, features, labels, microbatch_size, learning_rate, weights=None, dropout_seed=(0, 0)):
         features, labels, weights = _checked(self._model, features, labels, microbatch_size, weights, self._dtype)
-        losses, seen = self._compiled(
+        window, norm = self._compiled(
             features, labels, weights, np.int32(microbatch_size), np.int32(dropout_seed), np.float64(learning_rate)
         )
-        return Microbatches(losses.numpy(), seen.numpy())
+        if self._cancelled.numpy():
+            raise Cancelled
+        return Microbatches(*(seen.numpy() for seen in window), float(norm))
+
+    def cancel(self):
+        self._cancelled.assign(True)
 
     def weights(self):
         return {name: variable.numpy() for name, variable in self._variables.items()}
@@ -132,7 +155,8 @@ class _CompiledMethod:
         window = self._window(loss, (features, labels), weights, microbatch_size)
         self._optimizer.learning_rate = learning_rate
         self._optimizer.apply(window.gradients, list(self._variables.values()))
-        return window.losses, window.weights
+        norm = squared_norm(window.gradients, self._dtype)
+        return (window.losses, window.weights, window.squared_norms), norm
 
 
 class LargeBatch(_CompiledMethod):
@@ -151,7 +175,8 @@ class Microbatched(_CompiledMethod):
     """The loop over the micro-batches inside the compiled function: one call an update."""
 
     def _window(self, loss, batch, weights, microbatch_size):
-        return window_gradients(loss, list(self._variables.values()), batch, weights, microbatch_size)
+        variables = list(self._variables.values())
+        return window_gradients(loss, variables, batch, weights, microbatch_size, stopped=self._cancelled.read_value)
 
 
 class _StaticGraphMethod:
@@ -168,14 +193,21 @@ class _StaticGraphMethod:
         self._model = model
         self._dtype = np.dtype(dtype)
         self._graph = type(self).build_graph(loss, static_graph_optimizer(optimizer), model.input_shape, towers, dtype)
-        self._seen = [(tower.loss, tower.weight) for tower in self._graph.towers]
+        with self._graph.graph.as_default():
+            self._seen = [(tower.loss, tower.weight, _norm(tower.gradients)) for tower in self._graph.towers]
+            self._add_window_norm()
         self._graph.graph.finalize()  # from here on nothing is added: every run is of the same graph
+        self._cancelled = threading.Event()
         self._session = runtime.session(self._graph.graph)
 
     def reset(self, weights):
+        self._cancelled.clear()
         # The value that an initializer assigns is its second input, and can be fed.
         first = {variable.initializer.inputs[1]: weights[_name(variable)] for variable in self._graph.variables}
         self._session.run(self._graph.init_op, first)
+
+    def cancel(self):
+        self._cancelled.set()
 
     def weights(self):
         values = self._session.run(self._graph.variables)
@@ -189,10 +221,18 @@ class _StaticGraphMethod:
             rows = slice(start, start + towers * microbatch_size)
             seed = (dropout_seed[0], dropout_seed[1] + run * towers)
             feeds.append(self._graph.inputs.feed(features[rows], labels[rows], weights[rows], seed))
-        seen = self._run(feeds, {self._graph.inputs.learning_rate: learning_rate})
-        losses, seen_weights = np.array(seen).reshape(-1, 2).T
-        # A tower that had no example of its own has nothing to show.
-        return Microbatches(losses[seen_weights > 0], seen_weights[seen_weights > 0])
+        seen, norm = self._run(feeds, {self._graph.inputs.learning_rate: learning_rate})
+        losses, seen_weights, norms = np.array(seen).reshape(-1, 3).T
+        own = seen_weights > 0  # a tower that had no example of its own has nothing to show
+        return Microbatches(losses[own], seen_weights[own], norms[own], float(norm))
+
+    def _add_window_norm(self):
+        """Adds to the graph what the window's norm needs."""
+
+    def _session_run(self, fetches, feed):
+        if self._cancelled.is_set():
+            raise Cancelled
+        return self._session.run(fetches, feed)
 
 
 class Variables(_StaticGraphMethod):
@@ -200,11 +240,15 @@ class Variables(_StaticGraphMethod):
 
     build_graph = staticmethod(static_graph.variable_graph)
 
+    def _add_window_norm(self):
+        self._norm = squared_norm(self._graph.accumulator.mean(), self._dtype)
+        self._norm_of_one_run = _norm(self._graph.average)
+
     def _run(self, feeds, rate):
         self._session.run(self._graph.zero_ops)
-        runs = [self._session.run([self._seen, self._graph.accum_ops], feed)[0] for feed in feeds]
-        self._session.run(self._graph.train_step, rate)
-        return runs
+        runs = [self._session_run([self._seen, self._graph.accum_ops], feed)[0] for feed in feeds]
+        norm, _ = self._session_run([self._norm, self._graph.train_step], rate)
+        return runs, norm
 
 
 class Towers(Variables):
@@ -213,7 +257,8 @@ class Towers(Variables):
     def _run(self, feeds, rate):
         if len(feeds) > 1:
             return super()._run(feeds, rate)
-        return self._session.run([self._seen, self._graph.train_op], feeds[0] | rate)[0]
+        seen, norm, _ = self._session_run([self._seen, self._norm_of_one_run, self._graph.train_op], feeds[0] | rate)
+        return seen, norm
 
 
 class Placeholders(_StaticGraphMethod):
@@ -222,10 +267,10 @@ class Placeholders(_StaticGraphMethod):
     build_graph = staticmethod(static_graph.placeholder_graph)
 
     def _run(self, feeds, rate):
-        runs = [self._session.run([self._seen, self._graph.weight, self._graph.gradients], feed) for feed in feeds]
+        runs = [self._session_run([self._seen, self._graph.weight, self._graph.gradients], feed) for feed in feeds]
         means = static_graph.average_on_host([gradients for *_, gradients in runs], [weight for _, weight, _ in runs])
-        self._session.run(self._graph.train_op, dict(zip(self._graph.gradient_placeholders, means)) | rate)
-        return [seen for seen, *_ in runs]
+        self._session_run(self._graph.train_op, dict(zip(self._graph.gradient_placeholders, means)) | rate)
+        return [seen for seen, *_ in runs], sum(np.vdot(mean, mean) for mean in means)
 
 
 METHODS = {
@@ -235,6 +280,11 @@ METHODS = {
     "variables": Variables,
     "microbatched": Microbatched,
 }
+
+
+def _norm(pairs) -> tf.Tensor:
+    """The squared norm of the gradients among (gradient, variable) pairs."""
+    return squared_norm([gradient for gradient, _ in pairs], pairs[0][1].dtype)
 
 
 def _name(variable) -> str:
