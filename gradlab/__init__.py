@@ -17,7 +17,11 @@ _HOME = {
     "GradientAccumulator": "gradlab.accumulator",
     "microbatched": "gradlab.keras_model",
     "Trainer": "gradlab.trainer",
+    "gradient_noise_scale": "gradlab.noise",
     "Experiment": "gradlab.lab.experiment",
+    "Result": "gradlab.lab.result",
+    "run": "gradlab.lab.sweep",
+    "sweep": "gradlab.lab.sweep",
     "AccumulationLab": "gradlab.lab.widget",
 }
 

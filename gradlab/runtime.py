@@ -118,6 +118,11 @@ def current() -> Runtime | None:
     return _runtime
 
 
+def arguments() -> dict | None:
+    """What `setup` was called with, to set up another process alike, or None when it was not called."""
+    return _arguments
+
+
 def workers() -> int:
     """How many processes train together, as TF_CONFIG or SLURM say: 1 when neither does."""
     if "TF_CONFIG" in os.environ:

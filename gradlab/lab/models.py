@@ -27,12 +27,15 @@ class Model:
         shapes: the weights' names and shapes, in order. Names end in "/kernel" or "/bias".
         logits: a function (weights, images, dropout_seed) -> logits (examples, classes). weights: a mapping from name
             to tensor; dropout_seed: two integers, or None for no dropout (evaluation).
+        takes_seeds: whether the logits can be those of several seeds at once: images and weights then have one more
+            axis in front, the seeds, and biases one of length 1 after it, for the examples.
     """
 
     name: str
     input_shape: tuple[int, ...]
     shapes: Mapping[str, tuple[int, ...]]
     logits: Callable
+    takes_seeds: bool = False
 
     @property
     def classes(self) -> int:
@@ -103,9 +106,10 @@ def dense(input_shape: tuple[int, ...] = (28, 28, 1), hidden: int = 128) -> Mode
     shapes = {**_layer("hidden", inputs, hidden), **_layer("logits", hidden, CLASSES)}
 
     def logits(w, x, seed):
-        return _dense(w, "logits", tf.nn.relu(_dense(w, "hidden", tf.reshape(x, [-1, inputs]))))
+        x = tf.reshape(x, tf.concat([tf.shape(x)[: -len(input_shape)], [inputs]], axis=0))
+        return _dense(w, "logits", tf.nn.relu(_dense(w, "hidden", x)))
 
-    return Model("dense", tuple(input_shape), shapes, logits)
+    return Model("dense", tuple(input_shape), shapes, logits, takes_seeds=True)
 
 
 def vgg(input_shape: tuple[int, ...] = (32, 32, 3)) -> Model:

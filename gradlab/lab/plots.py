@@ -8,7 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from gradlab.lab.experiment import Update
+from gradlab.lab.training import Update
 
 # From the Okabe-Ito palette, which colour-blind readers can tell apart; every line differs in style or width as well.
 SKY, BLUE, VERMILION, GREY = "#56B4E9", "#0072B2", "#D55E00", "#767676"

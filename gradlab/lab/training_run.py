@@ -6,7 +6,8 @@ import threading
 import traceback
 from dataclasses import dataclass, field
 
-from gradlab.lab.experiment import Experiment, Update, train
+from gradlab.lab.experiment import Experiment
+from gradlab.lab.training import Update, train
 
 
 class State(enum.Enum):

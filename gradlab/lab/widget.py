@@ -21,7 +21,8 @@ import ipywidgets as widgets
 
 from gradlab import checks, runtime
 from gradlab.lab import controls, plots
-from gradlab.lab.experiment import Experiment, Update
+from gradlab.lab.experiment import Experiment
+from gradlab.lab.training import Update
 from gradlab.lab.training_run import Run, State
 
 COUNTER_SECONDS = 0.2
