@@ -17,7 +17,7 @@ _HOME = {
     "GradientAccumulator": "gradlab.accumulator",
     "microbatched": "gradlab.keras_model",
     "Trainer": "gradlab.trainer",
-    "gradient_noise_scale": "gradlab.noise",
+    "gradient_noise_scale": "gradlab.noise_scale",
     "Experiment": "gradlab.lab.experiment",
     "Result": "gradlab.lab.result",
     "run": "gradlab.lab.sweep",

@@ -140,7 +140,7 @@ def test_a_fault_in_the_drawing_is_shown(make, monkeypatch):
     def breaks(*arguments, **more):
         raise ZeroDivisionError("no axes")
 
-    monkeypatch.setattr(widget.plots, "training_figure", breaks)
+    monkeypatch.setattr(widget.live_plot, "training_figure", breaks)
     lab.run()
     lab.wait()
     assert "not shown</b>: ZeroDivisionError: no axes" in status(lab)

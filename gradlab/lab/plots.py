@@ -1,109 +1,263 @@
-"""Figures of trainings. No training here, and no widgets; matplotlib's pyplot is not touched, so threads may draw."""
+"""Figures from results. No training here and no widgets; pyplot is not touched, so threads may draw.
 
-import io
+Every figure's text alternative is `figure.get_label()`. Series differ by colour, line style and marker; the colours are
+Okabe and Ito's, which colour-blind readers can tell apart.
+"""
+
 from collections.abc import Sequence
+from dataclasses import fields
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import NullLocator, ScalarFormatter
 
-from gradlab.lab.training import Update
+from gradlab import noise
+from gradlab.lab.experiment import Experiment
+from gradlab.lab.result import Result
 
-# From the Okabe-Ito palette, which colour-blind readers can tell apart; every line differs in style or width as well.
-SKY, BLUE, VERMILION, GREY = "#56B4E9", "#0072B2", "#D55E00", "#767676"
+STYLES = (
+    {"color": "#0072B2", "linestyle": "-", "marker": "o"},
+    {"color": "#D55E00", "linestyle": "--", "marker": "s"},
+    {"color": "#009E73", "linestyle": "-.", "marker": "^"},
+    {"color": "#E69F00", "linestyle": ":", "marker": "D"},
+    {"color": "#CC79A7", "linestyle": (0, (5, 1, 1, 1, 1, 1)), "marker": "v"},
+    {"color": "#56B4E9", "linestyle": (0, (1, 1)), "marker": "P"},
+    {"color": "#000000", "linestyle": (0, (8, 2)), "marker": "X"},
+)
+MEBIBYTE = 2**20
+X_AXES = {"updates": "updates", "examples": "training examples seen", "seconds": "training time (s)"}
 
 
-def training_figure(
-    updates: Sequence[Update], total: int, label: str = "", earlier: Sequence[Update] = (), hint: str = ""
-) -> Figure:
-    """Draws a training: micro-batch losses (faint), window means (bold), and the test accuracy.
+def losses(results: Sequence[Result], smoothing: float = 0.9) -> Figure:
+    """The window's loss along training: a line for the mean over seeds, a band of one standard deviation around it.
 
     Args:
-        updates: the updates so far; may be empty.
-        total: how many there will be: the horizontal axes do not move while it trains.
-        label: what is being trained, for the title.
-        earlier: an earlier training's updates, drawn dashed and grey for comparison.
-        hint: what to say where there is nothing to draw yet.
-
-    Returns:
-        A figure of 960 x 380 pixels, with its text alternative as `figure.get_label()`.
+        results: one line each.
+        smoothing: of each seed's running mean, 0 (none) to below 1.
     """
-    figure = Figure(figsize=(9.6, 3.8), dpi=100, layout="constrained")
-    figure.set_label(describe(updates, total))
-    figure.suptitle(label, fontsize=11)
-    losses, accuracies = figure.subplots(1, 2, width_ratios=(3, 2))
-    _draw_losses(losses, updates, earlier)
-    _draw_accuracies(accuracies, updates, earlier)
-    for axes in (losses, accuracies):
-        axes.set_xlim(0, max(total, 1))
-        axes.set_xlabel("updates")
+    figure, axes = _figure(results)
+    ends = []
+    for result, label, style in _series(results):
+        smooth = np.array([_smooth(values, smoothing) for values in result.window_losses])
+        mean, deviation = _mean_and_deviation(smooth)
+        x = np.arange(1, len(mean) + 1)
+        axes.plot(x, mean, label=label, **_line(style))
+        axes.fill_between(x, mean - deviation, mean + deviation, color=style["color"], alpha=0.2, linewidth=0)
+        ends.append(f"{label}: from {mean[0]:.2f} to {mean[-1]:.2f} nats")
+    axes.set(xlabel="updates", ylabel="window's loss (nats)", xlim=(0, None), ylim=(0, None))
+    smoothed = f"running mean (smoothing {smoothing:g}); " if smoothing else ""
+    return _finished(figure, axes, f"Training loss. {smoothed}band: ± 1 standard deviation over seeds", ends, results)
+
+
+def accuracy(results: Sequence[Result], against: str = "updates") -> Figure:
+    """The test accuracy against updates, examples or seconds, so that runs are compared at equal work or equal time.
+
+    Args:
+        results: one line each, a band of one standard deviation over seeds.
+        against: "updates", "examples" or "seconds".
+    """
+    if against not in X_AXES:
+        raise ValueError(f"against must be one of {', '.join(X_AXES)}. Received: {against!r}")
+    figure, axes = _figure(results)
+    ends = []
+    for result, label, style in _series(results):
+        measured = np.isfinite(result.accuracies).any(axis=0)
+        mean, deviation = _mean_and_deviation(100 * result.accuracies[:, measured])
+        x = _mean_and_deviation(_horizontal(result, against)[:, measured])[0]
+        axes.plot(x, mean, label=label, markersize=4, markevery=max(1, len(x) // 10), **style)
+        axes.fill_between(x, mean - deviation, mean + deviation, color=style["color"], alpha=0.2, linewidth=0)
+        ends.append(f"{label}: {mean[-1]:.1f} % after {x[-1]:.4g} {against}")
+    axes.set(xlabel=X_AXES[against], ylabel="test images recognised (%)", xlim=(0, None))
+    return _finished(
+        figure, axes, "Test accuracy. Band: ± 1 standard deviation over seeds", ends, results, "lower right"
+    )
+
+
+def loss_noise(results: Sequence[Result]) -> Figure:
+    """The loss's standard deviation against k, on logarithmic axes, with what 1 / sqrt(k) predicts beside it.
+
+    Args:
+        results: one point each, of one micro-batch size and different k. Each is the root mean square over updates and
+            seeds, with the change of the loss itself taken out.
+    """
+    results = sorted(results, key=lambda result: result.experiment.accumulation_steps)
+    figure, axes = _figure(results)
+    steps = np.array([result.experiment.accumulation_steps for result in results])
+    windows, predicted, alone = np.array([_noise_of(result) for result in results]).T
+    for (values, label), style in zip(
+        ((alone, "micro-batch"), (predicted, "micro-batch / √k: the law"), (windows, "window of k, measured")),
+        (STYLES[0], {**STYLES[6], "marker": ""}, STYLES[1]),
+    ):
+        axes.plot(steps, values, label=label, markersize=6, **style)
+    axes.set(xscale="log", yscale="log", xlabel="accumulation_steps k", ylabel="standard deviation of the loss (nats)")
+    axes.set_xticks(steps, labels=[str(k) for k in steps])
+    axes.xaxis.set_minor_locator(NullLocator())
+    words = [f"k = {k}: measured {w:.3f}, law {p:.3f} nats" for k, w, p in zip(steps, windows, predicted)]
+    return _finished(figure, axes, "Noise of the loss along training", words, results)
+
+
+def accuracy_table(rows: Sequence[str], series: dict[str, Sequence[tuple[float, float]]], title: str = "") -> Figure:
+    """A table of accuracies as dots with intervals.
+
+    Args:
+        rows: what each row is, from top to bottom.
+        series: for each name, (mean, standard deviation) in percent for each row.
+        title: of the figure.
+    """
+    figure = Figure(figsize=(8, 1.2 + 0.16 * len(rows) * (len(series) + 2)), dpi=100, layout="constrained")
+    axes = figure.subplots()
+    words = []
+    for number, (name, values) in enumerate(series.items()):
+        style = STYLES[number]
+        y = np.arange(len(rows)) + 0.8 * ((number + 0.5) / len(series) - 0.5)
+        mean, deviation = np.array(values).T
+        axes.errorbar(mean, y, xerr=deviation, label=name, fmt=style["marker"], color=style["color"], capsize=3, ms=6)
+        words.append(f"{name}: " + ", ".join(f"{r} {m:.2f} ± {s:.2f} %" for r, (m, s) in zip(rows, values)))
+    axes.set_yticks(range(len(rows)), labels=rows)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlabel("test images recognised (%), mean ± 1 standard deviation over seeds")
+    axes.grid(axis="x", alpha=0.25)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=9, frameon=False)
+    return _finished(figure, axes, title or "Test accuracy", words, legend="")
+
+
+def noise_scale(results: Sequence[Result], smoothing: float = 0.99) -> Figure:
+    """The gradient noise scale along training: the ratio of means over seeds, and a dotted line at each run's batch.
+
+    Args:
+        results: one line each, with k of 2 or more.
+        smoothing: as in `gradlab.gradient_noise_scale`.
+    """
+    figure, axes = _figure(results)
+    words = []
+    for result, label, style in _series(results):
+        scales = result.noise_scale(smoothing)
+        length = min(len(scale.along) for scale in scales)
+        above = np.mean([scale.variance[:length] for scale in scales], axis=0)
+        below = np.mean([scale.squared_gradient[:length] for scale in scales], axis=0)
+        along = np.where(below > 0, above / np.where(below > 0, below, 1), np.nan)
+        axes.plot(np.arange(1, length + 1), along, label=label, **_line(style))
+        axes.axhline(result.experiment.effective_batch, color=style["color"], linestyle=":", linewidth=1)
+        values = np.array([scale.value for scale in scales])
+        words.append(f"{label}: {np.median(values):.0f} examples over all updates (median over seeds)")
+    axes.set(xlabel="updates", ylabel="gradient noise scale (examples)", yscale="log", xlim=(0, None))
+    return _finished(figure, axes, "Gradient noise scale; dotted: the effective batch", words, results)
+
+
+def cost(results: Sequence[Result]) -> Figure:
+    """Time and memory against k: the median update's milliseconds with its quartiles, and the peak memory.
+
+    Args:
+        results: one point each.
+    """
+    results = sorted(results, key=lambda result: result.experiment.accumulation_steps)
+    figure, (times, memory) = _figure(results, columns=2)
+    steps = np.array([result.experiment.accumulation_steps for result in results])
+    low, middle, high = np.array(
+        [1000 * np.nanquantile(result.update_seconds, (0.25, 0.5, 0.75)) for result in results]
+    ).T
+    times.errorbar(steps, middle, yerr=[middle - low, high - middle], capsize=3, label="median, quartiles", **STYLES[0])
+    times.set(xscale="log", yscale="log", ylabel="time of an update (ms)", title="Time")
+    times.yaxis.set_major_formatter(ScalarFormatter())
+    peaks = np.array([np.max(result.peak_memory_bytes) / MEBIBYTE for result in results])
+    if np.isfinite(peaks).any():
+        memory.plot(steps, peaks, **STYLES[1])
+        memory.set(xscale="log", ylim=(0, None))
+    else:
+        memory.text(0.5, 0.5, "cannot be read here", transform=memory.transAxes, ha="center")
+    memory.set(ylabel="peak memory of the process (MiB)", title="Memory")
+    for axes in (times, memory):
+        axes.set(xlabel="accumulation_steps k")
+        axes.set_xticks(steps, labels=[str(k) for k in steps])
+        axes.xaxis.set_minor_locator(NullLocator())
         axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
-    if not updates and hint:
-        losses.text(0.5, 0.5, hint, transform=losses.transAxes, ha="center", va="center", color=GREY, fontsize=12)
+    words = [f"k = {k}: {t:.1f} ms, {m:.0f} MiB" for k, t, m in zip(steps, middle, peaks)]
+    return _finished(figure, times, "", words, results)
+
+
+def labels(experiments: Sequence[Experiment]) -> list[str]:
+    """What tells experiments apart, in the words of their fields.
+
+    >>> labels([Experiment(accumulation_steps=5), Experiment(accumulation_steps=1, microbatch_size=100)])
+    ['k = 5, b = 20', 'k = 1, b = 100']
+    """
+    short = {"accumulation_steps": "k", "microbatch_size": "b", "towers": "T"}
+    values = {f.name: [getattr(e, f.name) for e in experiments] for f in fields(Experiment)}
+    order = ["method", "accumulation_steps", "microbatch_size"]
+    names = [*order, *(name for name in values if name not in (*order, "eval_every", "seeds"))]
+    telling = [name for name in names if len(set(values[name])) > 1] or ["method"]
+
+    def spell(name: str, value) -> str:
+        return f"{short.get(name, name.replace('_', ' '))} = {value}" if not isinstance(value, str) else value
+
+    return [", ".join(spell(name, values[name][i]) for name in telling) for i in range(len(experiments))]
+
+
+def _series(results: Sequence[Result]):
+    names = labels([result.experiment for result in results])
+    return [(result, name, STYLES[i % len(STYLES)]) for i, (result, name) in enumerate(zip(results, names))]
+
+
+def _figure(results: Sequence[Result], columns: int = 1):
+    if not results or not all(isinstance(result, Result) for result in results):
+        raise ValueError(f"a figure needs a list of results, at least one. Received: {results!r}")
+    figure = Figure(figsize=(8, 4.2), dpi=100, layout="constrained")
+    return figure, figure.subplots(1, columns)
+
+
+def _finished(figure, axes, title, words, results=(), legend="upper right") -> Figure:
+    """The finish of every figure: title, legend, grid, what did not go well, and the text alternative."""
+    gone = [ending for result in results for ending in result.endings if ending != "finished"]
+    total = sum(len(result.endings) for result in results)
+    faults = [f"{gone.count(name)} of {total} seeds {name}" for name in ("diverged", "stopped") if name in gone]
+    if title:
+        axes.set_title("; ".join([title, *faults]), fontsize=10, loc="left")
+    if legend:
+        axes.legend(loc=legend, fontsize=9, frameon=False)
+    axes.grid(alpha=0.25)
+    for each in figure.axes:
+        each.spines[["top", "right"]].set_visible(False)
+    figure.set_label(". ".join([title or "Time and memory against k", *faults, *words]) + ".")
     return figure
 
 
-def _draw_losses(axes, updates: Sequence[Update], earlier: Sequence[Update]) -> None:
-    axes.set_title("training loss", fontsize=10, loc="left")
-    axes.set_ylabel("loss (nats)")
-    if earlier:
-        axes.plot(*_window_means(earlier), color=GREY, linestyle="--", linewidth=1, label="window mean, run before")
-    if updates:
-        axes.plot(*_microbatches(updates), ".", color=SKY, markersize=2.5, alpha=0.5, label="micro-batch")
-        axes.plot(*_window_means(updates), color=BLUE, linewidth=1.8, label="window mean")
-    # The scale is that of the first losses, so that one wild micro-batch does not flatten everything else.
-    first = [update.loss for update in [*updates[:3], *earlier[:3]] if np.isfinite(update.loss)]
-    axes.set_ylim(0, 1.25 * max(first, default=2.4))
-    if earlier or updates:
-        axes.legend(loc="upper right", fontsize=8, frameon=False, markerscale=3)
+def _line(style: dict) -> dict:
+    return {"color": style["color"], "linestyle": style["linestyle"], "linewidth": 1.8}
 
 
-def _draw_accuracies(axes, updates: Sequence[Update], earlier: Sequence[Update]) -> None:
-    axes.set_title("test accuracy", fontsize=10, loc="left")
-    axes.set_ylabel("test images recognised (%)")
-    _, measured = _accuracies([*updates, *earlier])
-    axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-    axes.set_ylim(max(low for low in (0, 50, 80) if low <= min(measured, default=0)), 100)
-    if earlier:
-        axes.plot(*_accuracies(earlier), color=GREY, linestyle="--", marker="x", markersize=4, linewidth=1)
-    if updates:
-        axes.plot(*_accuracies(updates), color=VERMILION, marker="o", markersize=4, linewidth=1.8, clip_on=False)
-        _, ours = _accuracies(updates)
-        if len(ours):
-            axes.set_title(f"test accuracy: {ours[-1]:.1f} %", fontsize=10, loc="left")
+def _mean_and_deviation(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Over the seeds that have a value (a seed that ended early has none any more); 0 deviation for a single one."""
+    there = np.isfinite(values)
+    count = there.sum(axis=0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = np.where(there, values, 0).sum(axis=0) / count
+        squares = np.where(there, (values - mean) ** 2, 0).sum(axis=0)
+    return mean, np.sqrt(squares / np.maximum(count - 1, 1))
 
 
-def _microbatches(updates: Sequence[Update]) -> tuple[np.ndarray, np.ndarray]:
-    """The micro-batches' losses, each at its place within its update."""
-    places = [u.number - 1 + (np.arange(len(u.losses)) + 0.5) / len(u.losses) for u in updates]
-    return np.concatenate(places), np.concatenate([u.losses for u in updates])
+def _smooth(values: np.ndarray, smoothing: float) -> np.ndarray:
+    return np.where(np.isfinite(values), noise.running_mean(values, smoothing), np.nan)
 
 
-def _window_means(updates: Sequence[Update]) -> tuple[np.ndarray, np.ndarray]:
-    return np.array([u.number - 0.5 for u in updates]), np.array([u.loss for u in updates])
+def _horizontal(result: Result, against: str) -> np.ndarray:
+    """Where on the horizontal axis each update of each seed is, shape (seed, update)."""
+    if against == "updates":
+        return np.broadcast_to(np.arange(1, result.accuracies.shape[1] + 1.0), result.accuracies.shape)
+    if against == "examples":
+        return result.examples
+    return np.cumsum(result.update_seconds, axis=1)
 
 
-def _accuracies(updates: Sequence[Update]) -> tuple[np.ndarray, np.ndarray]:
-    measured = [u for u in updates if u.accuracy is not None]
-    return np.array([u.number for u in measured]), np.array([100 * u.accuracy for u in measured])
+def _noise_of(result: Result) -> tuple[float, float, float]:
+    """The windows' standard deviation, the law's, and a micro-batch's: root mean squares over updates and seeds."""
 
+    def root_mean_square(values) -> float:
+        squares = np.square(np.concatenate(values))
+        return float(np.sqrt(np.mean(squares[np.isfinite(squares)])))
 
-def describe(updates: Sequence[Update], total: int) -> str:
-    """The figure in words, for readers who do not see it."""
-    if not updates:
-        return "Two empty plots: training loss and test accuracy against updates."
-    words = (
-        f"Training after {updates[-1].number} of {total} updates. The window's loss went from {updates[0].loss:.2f} "
-        f"to {updates[-1].loss:.2f} nats"
-    )
-    _, accuracies = _accuracies(updates)
-    return words + (f"; the test accuracy is {accuracies[-1]:.1f} %." if len(accuracies) else ".")
-
-
-def to_png(figure: Figure) -> bytes:
-    """The figure as a PNG image."""
-    buffer = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(buffer)
-    return buffer.getvalue()
+    counts = result.updates
+    windows = root_mean_square([noise.successive_std(w[:n], 0.0) for w, n in zip(result.window_losses, counts)])
+    if result.losses.shape[2] < 2:
+        return windows, windows, windows
+    found = [noise.loss_noise_along(v[:n], w[:n], 0.0) for v, w, n in zip(result.losses, result.weights, counts)]
+    return windows, root_mean_square([f.law for f in found]), root_mean_square([f.microbatch for f in found])

@@ -12,9 +12,9 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from gradlab import noise
 from gradlab.lab.experiment import Experiment
 from gradlab.lab.training import Update
+from gradlab.noise_scale import NoiseScale, gradient_noise_scale
 
 FORMAT = 1  # of a saved result; another one is not read
 
@@ -77,7 +77,9 @@ class Result:
         microbatches = max((len(update.losses) for update in updates), default=0)
 
         def each(values, filler=np.nan):  # (1, update, micro-batch)
-            rows = [np.pad(row, (0, microbatches - len(row)), constant_values=filler) for row in map(np.float64, values)]
+            rows = [
+                np.pad(row, (0, microbatches - len(row)), constant_values=filler) for row in map(np.float64, values)
+            ]
             return np.array(rows).reshape(1, len(updates), microbatches)
 
         return cls(
@@ -133,10 +135,10 @@ class Result:
         """The best of each seed's measured test accuracies, shape (seed,): the more looks, the better it looks."""
         return np.fmax.reduce(self.accuracies, axis=1, initial=np.nan)
 
-    def noise_scale(self, smoothing: float = 0.99) -> list[noise.NoiseScale]:
+    def noise_scale(self, smoothing: float = 0.99) -> list[NoiseScale]:
         """The gradient noise scale of each seed, from the norms of its run: see `gradlab.gradient_noise_scale`."""
         return [
-            noise.gradient_noise_scale(norms[:n], window_norms[:n], weights[:n], smoothing)
+            gradient_noise_scale(norms[:n], window_norms[:n], weights[:n], smoothing)
             for norms, window_norms, weights, n in zip(
                 self.gradient_norms, self.window_gradient_norms, self.weights, self.updates
             )
@@ -178,7 +180,8 @@ class Result:
     def __repr__(self) -> str:
         e = self.experiment
         counts = ", ".join(f"{self.endings.count(name)} {name}" for name in ENDINGS if name in self.endings)
-        return f"Result: {e.method}, {e.model} on {e.dataset}, k = {e.accumulation_steps}, b = {e.microbatch_size}; {counts}"
+        what = f"{e.method}, {e.model} on {e.dataset}, k = {e.accumulation_steps}, b = {e.microbatch_size}"
+        return f"Result: {what}; {counts}"
 
     def save(self, path) -> None:
         """Writes the result to one file: a zip archive with result.json and an .npy file an array, without pickles.
@@ -240,17 +243,17 @@ assert set(AXES) < {field.name for field in fields(Result)}
 @contextlib.contextmanager
 def _replacing(path: pathlib.Path):
     """A file to write to that takes path's place when all is written, and leaves no trace when that fails."""
-    file = tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp", delete=False)
+    number, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
-        with file:
+        with open(number, "wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
-        os.chmod(file.name, 0o644)  # a temporary file is its owner's alone
-        os.replace(file.name, path)
+            os.fsync(number)
+        os.chmod(name, 0o644)  # a temporary file is its owner's alone
+        os.replace(name, path)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(file.name)
+            os.unlink(name)
         raise
 
 

@@ -1,14 +1,11 @@
 """Running experiments: one, or many over any executor, with what is finished kept on disk."""
 
 import concurrent.futures
-import contextlib
 import hashlib
-import io
 import json
 import multiprocessing
 import os
 import pathlib
-import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 
@@ -17,7 +14,7 @@ from tqdm.auto import tqdm
 
 import gradlab
 from gradlab import checks, runtime
-from gradlab.lab import environment
+from gradlab.lab import environment, worker
 from gradlab.lab.experiment import Experiment
 from gradlab.lab.result import FORMAT, Result
 from gradlab.lab.together import can_run_together, train_together
@@ -47,10 +44,10 @@ def run(
         >>> result.losses.shape     # seed, update, micro-batch
         (2, 3, 5)
     """
-    checks_experiment(experiment)
+    check_experiment(experiment)
     results = []
     for part in parts(experiment):
-        results.append(_run_part(part, progress, stop))
+        results.append(run_part(part, progress, stop))
         if stop is not None and stop.is_set():
             break
     return Result.join(experiment, results)
@@ -77,7 +74,8 @@ def sweep(
     Args:
         experiments: what to do.
         executor: where to: any concurrent.futures.Executor whose processes are spawned, such as `processes(4)`, or a
-            Dask cluster's `client.get_executor()`. Its workers set TensorFlow up as `gradlab.setup` did here. None: here.
+            Dask cluster's `client.get_executor()`. Its workers set TensorFlow up as `gradlab.setup` did here. None: in
+            this process.
         cache: the folder to keep results in. None: $GRADLAB_CACHE, or .cache/gradlab in the home directory.
         progress: whether to show a bar with the time left.
 
@@ -90,7 +88,7 @@ def sweep(
     """
     experiments = list(experiments)
     for experiment in experiments:
-        checks_experiment(experiment)
+        check_experiment(experiment)
     _check_executor(executor)
     kept = Cache(cache)
     results = {part: kept.read(part) for experiment in experiments for part in parts(experiment)}
@@ -153,14 +151,14 @@ class Cache:
             warnings.warn(f"a finished run could not be kept, and the sweep goes on: {error}", stacklevel=3)
 
 
-def checks_experiment(experiment) -> None:
+def check_experiment(experiment) -> None:
     """Raises ValueError unless it is an experiment, and one that fits the towers there are."""
     if not isinstance(experiment, Experiment):
         raise ValueError(f"an experiment must be a gradlab.Experiment. Received: {experiment!r}")
     runtime.tower_devices(experiment.towers)
 
 
-def _run_part(part: Experiment, progress: Callable | None, stop: Stop | None) -> Result:
+def run_part(part: Experiment, progress: Callable | None = None, stop: Stop | None = None) -> Result:
     """Trains a part: its one seed, or its seeds together."""
     seeds = part.seed_numbers
     memory, about = environment.PeakMemory(), environment.describe() | {"seeds_together": len(seeds)}
@@ -190,7 +188,7 @@ def _here(missing: list[Experiment], bar: tqdm) -> Iterator[tuple]:
             bar.update(before + update.progress - bar.n)
 
         try:
-            outcome = _run_part(part, progress, None)
+            outcome = run_part(part, progress)
         except Exception as error:
             outcome = error
         bar.update(before + 1 - bar.n)
@@ -198,7 +196,7 @@ def _here(missing: list[Experiment], bar: tqdm) -> Iterator[tuple]:
 
 
 def _elsewhere(missing: list[Experiment], executor: concurrent.futures.Executor, bar: tqdm) -> Iterator[tuple]:
-    futures = {executor.submit(_work, part, runtime.arguments()): part for part in missing}
+    futures = {executor.submit(worker.work, part.to_json(), runtime.arguments()): part for part in missing}
     try:
         for future in concurrent.futures.as_completed(futures):
             error = future.exception()
@@ -207,17 +205,6 @@ def _elsewhere(missing: list[Experiment], executor: concurrent.futures.Executor,
     finally:  # interrupted, or the caller had enough
         for future in futures:
             future.cancel()
-
-
-_setup_lock = threading.Lock()
-
-
-def _work(part: Experiment, setup: dict | None) -> Result:
-    """What an executor's worker does."""
-    with _setup_lock, contextlib.redirect_stdout(io.StringIO()):
-        if setup is not None and runtime.current() is None:
-            runtime.setup(**setup)
-    return _run_part(part, None, None)
 
 
 def _check_executor(executor) -> None:

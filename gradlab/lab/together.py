@@ -76,6 +76,7 @@ class _Together:
                 tf.TensorSpec([len(initial), None], tf.int32),
             ],
         )
+        self._compiled.get_concrete_function()  # traced now: an update's seconds are to tell of updates alone
 
     def cancel(self) -> None:
         self._cancelled.assign(True)

@@ -20,7 +20,7 @@ from dataclasses import fields
 import ipywidgets as widgets
 
 from gradlab import checks, runtime
-from gradlab.lab import controls, plots
+from gradlab.lab import controls, live_plot
 from gradlab.lab.experiment import Experiment
 from gradlab.lab.training import Update
 from gradlab.lab.training_run import Run, State
@@ -167,7 +167,7 @@ class AccumulationLab:
         ).add_class("gradlab-lab")
         self._say_batch()
         self._say("ready", "press Run, or move a slider")
-        self._paint(None, plots.training_figure([], e.updates, _title(e), hint="Press Run, or move a slider"))
+        self._paint(None, live_plot.training_figure([], e.updates, _title(e), hint="Press Run, or move a slider"))
 
     def _moved(self) -> None:
         self.run()
@@ -220,10 +220,10 @@ class AccumulationLab:
 
     def _show_plot(self, run: Run) -> None:
         e = run.experiment
-        self._paint(run, plots.training_figure(list(run.updates), e.updates, _title(e), self._earlier))
+        self._paint(run, live_plot.training_figure(list(run.updates), e.updates, _title(e), self._earlier))
 
     def _paint(self, run: Run | None, figure) -> None:
-        png = plots.to_png(figure)
+        png = live_plot.to_png(figure)
         with self._lock:
             if run is self._current:
                 self._image.value = png

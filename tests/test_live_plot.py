@@ -4,8 +4,8 @@ import threading
 
 import numpy as np
 
-from gradlab.lab import plots
-from gradlab.lab.experiment import Update
+from gradlab.lab import live_plot
+from gradlab.lab.training import Update
 
 
 def updates(count, wild=None):
@@ -25,7 +25,7 @@ def lines(axes):
 
 def test_micro_batches_window_means_and_accuracy_are_where_they_belong():
     made = updates(6)
-    figure = plots.training_figure(made, total=10, label="a run")
+    figure = live_plot.training_figure(made, total=10, label="a run")
     losses, accuracies = figure.axes
     drawn = lines(losses)
     assert len(drawn["micro-batch"].get_xdata()) == 24
@@ -44,7 +44,7 @@ def test_micro_batches_window_means_and_accuracy_are_where_they_belong():
 
 
 def test_the_run_before_differs_by_style_and_not_by_colour_alone():
-    figure = plots.training_figure(updates(4), 10, earlier=updates(6))
+    figure = live_plot.training_figure(updates(4), 10, earlier=updates(6))
     before, now = lines(figure.axes[0])["window mean, run before"], lines(figure.axes[0])["window mean"]
     assert (before.get_linestyle(), now.get_linestyle()) == ("--", "-")
     assert before.get_linewidth() < now.get_linewidth()
@@ -52,22 +52,22 @@ def test_the_run_before_differs_by_style_and_not_by_colour_alone():
 
 
 def test_losses_that_are_not_finite_do_not_spoil_the_axes():
-    figure = plots.training_figure(updates(4, wild=1), 10)
+    figure = live_plot.training_figure(updates(4, wild=1), 10)
     assert np.isfinite(figure.axes[0].get_ylim()).all()
-    assert plots.to_png(figure).startswith(b"\x89PNG")
+    assert live_plot.to_png(figure).startswith(b"\x89PNG")
 
 
 def test_the_text_alternative_says_what_is_seen():
-    assert plots.training_figure(updates(6), 10).get_label().startswith("Training after 6 of 10 updates.")
-    assert "the test accuracy is 100.0 %" in plots.training_figure(updates(6), 10).get_label()
-    assert "empty" in plots.training_figure([], 10).get_label()
+    assert live_plot.training_figure(updates(6), 10).get_label().startswith("Training after 6 of 10 updates.")
+    assert "the test accuracy is 100.0 %" in live_plot.training_figure(updates(6), 10).get_label()
+    assert "empty" in live_plot.training_figure([], 10).get_label()
 
 
 def test_every_figure_has_the_same_size():
     import struct
 
     for made in ([], updates(1), updates(300)):
-        png = plots.to_png(plots.training_figure(made, 300, "x" * 80, hint="go"))
+        png = live_plot.to_png(live_plot.training_figure(made, 300, "x" * 80, hint="go"))
         assert struct.unpack(">II", png[16:24]) == (960, 380)
 
 
@@ -76,7 +76,7 @@ def test_threads_may_draw():
 
     def draw():
         try:
-            plots.to_png(plots.training_figure(updates(20), 20))
+            live_plot.to_png(live_plot.training_figure(updates(20), 20))
         except Exception as error:
             failed.append(error)
 
