@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 
-from gradlab.lab import live_plot
+from gradlab.lab import live_plot, plots
 from gradlab.lab.training import Update
 
 
@@ -54,7 +54,7 @@ def test_the_run_before_differs_by_style_and_not_by_colour_alone():
 def test_losses_that_are_not_finite_do_not_spoil_the_axes():
     figure = live_plot.training_figure(updates(4, wild=1), 10)
     assert np.isfinite(figure.axes[0].get_ylim()).all()
-    assert live_plot.to_png(figure).startswith(b"\x89PNG")
+    assert plots.to_png(figure).startswith(b"\x89PNG")
 
 
 def test_the_text_alternative_says_what_is_seen():
@@ -67,7 +67,7 @@ def test_every_figure_has_the_same_size():
     import struct
 
     for made in ([], updates(1), updates(300)):
-        png = live_plot.to_png(live_plot.training_figure(made, 300, "x" * 80, hint="go"))
+        png = plots.to_png(live_plot.training_figure(made, 300, "x" * 80, hint="go"))
         assert struct.unpack(">II", png[16:24]) == (960, 380)
 
 
@@ -76,7 +76,7 @@ def test_threads_may_draw():
 
     def draw():
         try:
-            live_plot.to_png(live_plot.training_figure(updates(20), 20))
+            plots.to_png(live_plot.training_figure(updates(20), 20))
         except Exception as error:
             failed.append(error)
 

@@ -1,10 +1,8 @@
 """The lab's figure of a training under way. Pyplot is not touched, so threads may draw."""
 
-import io
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -100,10 +98,3 @@ def describe(updates: Sequence[Update], total: int) -> str:
     )
     _, accuracies = _accuracies(updates)
     return words + (f"; the test accuracy is {accuracies[-1]:.1f} %." if len(accuracies) else ".")
-
-
-def to_png(figure: Figure) -> bytes:
-    """The figure as a PNG image."""
-    buffer = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(buffer)
-    return buffer.getvalue()

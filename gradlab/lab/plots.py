@@ -4,12 +4,14 @@ Every figure's text alternative is `figure.get_label()`. Series differ by colour
 Okabe and Ito's, which colour-blind readers can tell apart.
 """
 
+import io
 from collections.abc import Sequence
 from dataclasses import fields
 
 import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator, ScalarFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from gradlab import noise
 from gradlab.lab.experiment import Experiment
@@ -45,8 +47,8 @@ def losses(results: Sequence[Result], smoothing: float = 0.9) -> Figure:
         axes.fill_between(x, mean - deviation, mean + deviation, color=style["color"], alpha=0.2, linewidth=0)
         ends.append(f"{label}: from {mean[0]:.2f} to {mean[-1]:.2f} nats")
     axes.set(xlabel="updates", ylabel="window's loss (nats)", xlim=(0, None), ylim=(0, None))
-    smoothed = f"running mean (smoothing {smoothing:g}); " if smoothing else ""
-    return _finished(figure, axes, f"Training loss. {smoothed}band: ± 1 standard deviation over seeds", ends, results)
+    smoothed = f"running mean (smoothing {smoothing:g}), " if smoothing else ""
+    return _finished(figure, axes, f"Training loss: {smoothed}band ± 1 standard deviation over seeds", ends, results)
 
 
 def accuracy(results: Sequence[Result], against: str = "updates") -> Figure:
@@ -68,9 +70,7 @@ def accuracy(results: Sequence[Result], against: str = "updates") -> Figure:
         axes.fill_between(x, mean - deviation, mean + deviation, color=style["color"], alpha=0.2, linewidth=0)
         ends.append(f"{label}: {mean[-1]:.1f} % after {x[-1]:.4g} {against}")
     axes.set(xlabel=X_AXES[against], ylabel="test images recognised (%)", xlim=(0, None))
-    return _finished(
-        figure, axes, "Test accuracy. Band: ± 1 standard deviation over seeds", ends, results, "lower right"
-    )
+    return _finished(figure, axes, "Test accuracy: band ± 1 standard deviation over seeds", ends, results)
 
 
 def loss_noise(results: Sequence[Result]) -> Figure:
@@ -89,9 +89,8 @@ def loss_noise(results: Sequence[Result]) -> Figure:
         (STYLES[0], {**STYLES[6], "marker": ""}, STYLES[1]),
     ):
         axes.plot(steps, values, label=label, markersize=6, **style)
-    axes.set(xscale="log", yscale="log", xlabel="accumulation_steps k", ylabel="standard deviation of the loss (nats)")
-    axes.set_xticks(steps, labels=[str(k) for k in steps])
-    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set(yscale="log", ylabel="standard deviation of the loss (nats)")
+    _against_k(axes, steps)
     words = [f"k = {k}: measured {w:.3f}, law {p:.3f} nats" for k, w, p in zip(steps, windows, predicted)]
     return _finished(figure, axes, "Noise of the loss along training", words, results)
 
@@ -104,7 +103,7 @@ def accuracy_table(rows: Sequence[str], series: dict[str, Sequence[tuple[float, 
         series: for each name, (mean, standard deviation) in percent for each row.
         title: of the figure.
     """
-    figure = Figure(figsize=(8, 1.2 + 0.16 * len(rows) * (len(series) + 2)), dpi=100, layout="constrained")
+    figure = Figure(figsize=(8, 1.4 + 0.13 * len(rows) * (len(series) + 1)), dpi=100, layout="constrained")
     axes = figure.subplots()
     words = []
     for number, (name, values) in enumerate(series.items()):
@@ -116,9 +115,7 @@ def accuracy_table(rows: Sequence[str], series: dict[str, Sequence[tuple[float, 
     axes.set_yticks(range(len(rows)), labels=rows)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlabel("test images recognised (%), mean ± 1 standard deviation over seeds")
-    axes.grid(axis="x", alpha=0.25)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=9, frameon=False)
-    return _finished(figure, axes, title or "Test accuracy", words, legend="")
+    return _finished(figure, axes, title or "Test accuracy", words)
 
 
 def noise_scale(results: Sequence[Result], smoothing: float = 0.99) -> Figure:
@@ -141,6 +138,7 @@ def noise_scale(results: Sequence[Result], smoothing: float = 0.99) -> Figure:
         values = np.array([scale.value for scale in scales])
         words.append(f"{label}: {np.median(values):.0f} examples over all updates (median over seeds)")
     axes.set(xlabel="updates", ylabel="gradient noise scale (examples)", yscale="log", xlim=(0, None))
+    _plain_numbers(axes)
     return _finished(figure, axes, "Gradient noise scale; dotted: the effective batch", words, results)
 
 
@@ -156,23 +154,29 @@ def cost(results: Sequence[Result]) -> Figure:
     low, middle, high = np.array(
         [1000 * np.nanquantile(result.update_seconds, (0.25, 0.5, 0.75)) for result in results]
     ).T
-    times.errorbar(steps, middle, yerr=[middle - low, high - middle], capsize=3, label="median, quartiles", **STYLES[0])
-    times.set(xscale="log", yscale="log", ylabel="time of an update (ms)", title="Time")
-    times.yaxis.set_major_formatter(ScalarFormatter())
+    times.errorbar(steps, middle, yerr=[middle - low, high - middle], capsize=3, **STYLES[0])
+    together = max(each.get("seeds_together", 1) for result in results for each in result.environments)
+    times.set(yscale="log", ylabel="time of an update" + (f" of {together} seeds" * (together > 1)) + " (ms)")
+    times.set_title("Time: median and quartiles", fontsize=10, loc="left")
     peaks = np.array([np.max(result.peak_memory_bytes) / MEBIBYTE for result in results])
     if np.isfinite(peaks).any():
         memory.plot(steps, peaks, **STYLES[1])
-        memory.set(xscale="log", ylim=(0, None))
+        memory.set_ylim(0, 1.1 * np.nanmax(peaks))
     else:
         memory.text(0.5, 0.5, "cannot be read here", transform=memory.transAxes, ha="center")
-    memory.set(ylabel="peak memory of the process (MiB)", title="Memory")
+    memory.set_ylabel("peak memory of the process (MiB)")
+    memory.set_title("Memory", fontsize=10, loc="left")
     for axes in (times, memory):
-        axes.set(xlabel="accumulation_steps k")
-        axes.set_xticks(steps, labels=[str(k) for k in steps])
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.grid(alpha=0.25)
+        _against_k(axes, steps)
     words = [f"k = {k}: {t:.1f} ms, {m:.0f} MiB" for k, t, m in zip(steps, middle, peaks)]
     return _finished(figure, times, "", words, results)
+
+
+def to_png(figure: Figure) -> bytes:
+    """The figure as a PNG image."""
+    content = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(content)
+    return content.getvalue()
 
 
 def labels(experiments: Sequence[Experiment]) -> list[str]:
@@ -205,17 +209,34 @@ def _figure(results: Sequence[Result], columns: int = 1):
     return figure, figure.subplots(1, columns)
 
 
-def _finished(figure, axes, title, words, results=(), legend="upper right") -> Figure:
+def _against_k(axes, steps) -> None:
+    """k on a logarithmic axis, with a tick at each k there is."""
+    axes.set(xscale="log", xlabel="accumulation_steps k")
+    axes.set_xticks(steps, labels=[str(k) for k in steps])
+    axes.xaxis.set_minor_locator(NullLocator())
+    _plain_numbers(axes)
+
+
+def _plain_numbers(axes) -> None:
+    """Numbers such as 0.05 at a logarithmic axis, not powers of ten."""
+    if axes.get_yscale() == "log":
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, position: f"{value:g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
+
+
+def _finished(figure, axes, title, words, results=()) -> Figure:
     """The finish of every figure: title, legend, grid, what did not go well, and the text alternative."""
     gone = [ending for result in results for ending in result.endings if ending != "finished"]
     total = sum(len(result.endings) for result in results)
     faults = [f"{gone.count(name)} of {total} seeds {name}" for name in ("diverged", "stopped") if name in gone]
     if title:
         axes.set_title("; ".join([title, *faults]), fontsize=10, loc="left")
-    if legend:
-        axes.legend(loc=legend, fontsize=9, frameon=False)
-    axes.grid(alpha=0.25)
+    named = axes.get_legend_handles_labels()
+    if named[0]:
+        figure.legend(*named, loc="outside lower center", ncols=min(3, len(named[0])), fontsize=9, frameon=False)
     for each in figure.axes:
+        each.grid(alpha=0.25)
         each.spines[["top", "right"]].set_visible(False)
     figure.set_label(". ".join([title or "Time and memory against k", *faults, *words]) + ".")
     return figure

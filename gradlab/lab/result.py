@@ -144,6 +144,30 @@ class Result:
             )
         ]
 
+    def summary(self) -> dict:
+        """The result in a few numbers, for JSON: accuracies in percent, None where there is nothing to say."""
+
+        def spread(values) -> list[float] | None:  # mean and standard deviation over seeds
+            values = np.asarray(values, np.float64)
+            values = values[np.isfinite(values)]
+            return (
+                [round(float(values.mean()), 3), round(float(values.std(ddof=min(1, len(values) - 1))), 3)]
+                if len(values)
+                else None
+            )
+
+        counted = self.losses.shape[2] > 1 and min(self.updates) > 0
+        scales = [scale.value for scale in self.noise_scale()] if counted and "diverged" not in self.endings else []
+        return {
+            "experiment": json.loads(self.experiment.to_json()),
+            "endings": list(self.endings),
+            "last_accuracy_percent": spread(100 * self.last_accuracies),
+            "best_accuracy_percent": spread(100 * self.best_accuracies),
+            "last_loss_nats": spread([loss[max(n - 1, 0)] for loss, n in zip(self.window_losses, self.updates)]),
+            "median_update_milliseconds": round(1000 * float(np.nanmedian(self.update_seconds)), 2),
+            "gradient_noise_scale_examples": spread(scales),
+        }
+
     def to_frame(self):
         """The result as a pandas.DataFrame, a row a (seed, update, micro-batch), numbered from 0 but for updates (1).
 
@@ -200,7 +224,7 @@ class Result:
             "environments": self.environments,
         }
         try:
-            with _replacing(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+            with replacing(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
                 archive.writestr("result.json", json.dumps(about, indent=1))
                 for name in AXES:
                     content = io.BytesIO()
@@ -241,7 +265,7 @@ assert set(AXES) < {field.name for field in fields(Result)}
 
 
 @contextlib.contextmanager
-def _replacing(path: pathlib.Path):
+def replacing(path: pathlib.Path):
     """A file to write to that takes path's place when all is written, and leaves no trace when that fails."""
     number, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:

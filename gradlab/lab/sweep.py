@@ -115,7 +115,8 @@ def sweep(
 def processes(workers: int) -> concurrent.futures.ProcessPoolExecutor:
     """An executor for `sweep`: so many processes on this machine, which do not inherit a running TensorFlow."""
     checks.positive_integer("processes", workers)
-    return concurrent.futures.ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
+    spawn = multiprocessing.get_context("spawn")
+    return concurrent.futures.ProcessPoolExecutor(workers, spawn, initializer=worker.end_with_parent)
 
 
 class Cache:
@@ -181,17 +182,19 @@ def _ending(updates: list[Update]) -> str:
 
 
 def _here(missing: list[Experiment], bar: tqdm) -> Iterator[tuple]:
-    for number, part in enumerate(missing):
-        before = bar.initial + number
+    for part in missing:
+        shown = 0.0
 
-        def progress(seed, update, before=before):
-            bar.update(before + update.progress - bar.n)
+        def progress(seed, update):
+            nonlocal shown
+            bar.update(update.progress - shown)
+            shown = update.progress
 
         try:
             outcome = run_part(part, progress)
         except Exception as error:
             outcome = error
-        bar.update(before + 1 - bar.n)
+        bar.update(1 - shown)
         yield part, outcome
 
 

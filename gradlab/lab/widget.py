@@ -20,7 +20,7 @@ from dataclasses import fields
 import ipywidgets as widgets
 
 from gradlab import checks, runtime
-from gradlab.lab import controls, live_plot
+from gradlab.lab import controls, live_plot, plots
 from gradlab.lab.experiment import Experiment
 from gradlab.lab.training import Update
 from gradlab.lab.training_run import Run, State
@@ -223,7 +223,7 @@ class AccumulationLab:
         self._paint(run, live_plot.training_figure(list(run.updates), e.updates, _title(e), self._earlier))
 
     def _paint(self, run: Run | None, figure) -> None:
-        png = live_plot.to_png(figure)
+        png = plots.to_png(figure)
         with self._lock:
             if run is self._current:
                 self._image.value = png

@@ -1,0 +1,198 @@
+"""Checks of an installation, and how to mend what is wrong."""
+
+import contextlib
+import importlib.metadata
+import json
+import pathlib
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from packaging.requirements import Requirement
+
+MEND = "make clean, then make lab; or: python -m pip install --upgrade gradlab"
+
+
+class Fault(Exception):
+    """What a check found wrong, and how to mend it."""
+
+    def __init__(self, found: str, mend: str):
+        super().__init__(found)
+        self.found, self.mend = found, mend
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found.
+
+    Attributes:
+        name: of the check.
+        good: whether all is well.
+        found: what there is.
+        mend: how to mend it; empty when all is well.
+    """
+
+    name: str
+    good: bool
+    found: str
+    mend: str = ""
+
+
+def examine() -> list[Finding]:
+    """Makes every check; none of them raises."""
+    findings = []
+    for name, check in CHECKS.items():
+        try:
+            findings.append(Finding(name, True, check()))
+        except Fault as fault:
+            findings.append(Finding(name, False, fault.found, fault.mend))
+        except Exception as error:
+            findings.append(Finding(name, False, f"{type(error).__name__}: {error}", MEND))
+    return findings
+
+
+def _python() -> str:
+    if not (3, 10) <= sys.version_info[:2] <= (3, 13):
+        raise Fault(platform.python_version(), "use Python 3.10 to 3.13: make lab PYTHON=python3.13")
+    return platform.python_version()
+
+
+def _packages() -> str:
+    faults, good = [], []
+    for line in importlib.metadata.requires("gradlab") or []:
+        wanted = Requirement(line)
+        if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            version = importlib.metadata.version(wanted.name)
+        except importlib.metadata.PackageNotFoundError:
+            faults.append(f"{wanted.name} is missing")
+            continue
+        (good if version in wanted.specifier else faults).append(f"{wanted.name} {version}")
+    if faults:
+        raise Fault(", ".join(faults), MEND)
+    return ", ".join(good)
+
+
+def _data() -> str:
+    from gradlab.lab import datasets
+
+    try:
+        mnist = datasets.load("mnist")
+    except (OSError, ValueError) as error:
+        raise Fault(str(error), "git checkout -- data, or install gradlab again") from None
+    return f"mnist, {len(mnist.train_labels)} training and {len(mnist.test_labels)} test images, as its checksum says"
+
+
+def _devices() -> str:
+    import tensorflow as tf
+
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus and shutil.which("nvidia-smi"):
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
+        if listed.returncode == 0 and listed.stdout.strip():
+            raise Fault(
+                f"TensorFlow sees no GPU, the system does: {listed.stdout.splitlines()[0]}",
+                f'{sys.executable} -m pip install "tensorflow[and-cuda]=={tf.__version__}"',
+            )
+    names = [tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name) for gpu in gpus]
+    return ", ".join(names) or "no GPU, the CPU does the work"
+
+
+def _training() -> str:
+    from gradlab.lab import methods
+    from gradlab.lab.experiment import Experiment
+    from gradlab.lab.sweep import run
+
+    results = [run(Experiment(model="dense", method=name, updates=2, seeds=1)) for name in methods.METHODS]
+    losses = [float(result.window_losses[0, -1]) for result in results]
+    if max(losses) - min(losses) > 1e-4:
+        raise Fault(f"the methods' losses after an update differ: {losses}", "please report this, with the output")
+    return f"{len(losses)} methods, one update each: they agree"
+
+
+def _cache() -> str:
+    from gradlab.lab.sweep import Cache
+
+    try:
+        folder = Cache().folder
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"x")
+    except OSError as error:
+        raise Fault(str(error), "set GRADLAB_CACHE to a folder that you may write to") from None
+    return (
+        f"{folder}, {len(list(folder.glob('*.npz')))} runs kept, {shutil.disk_usage(folder).free / 2**30:.1f} GiB free"
+    )
+
+
+def _kernel() -> str:
+    from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
+
+    mend = f"{sys.executable} -m pip install --upgrade ipykernel"
+    try:
+        command = KernelSpecManager().get_kernel_spec("python3").argv
+    except NoSuchKernel:
+        raise Fault("JupyterLab has no kernel called python3", mend) from None
+    if pathlib.Path(command[0]).is_absolute() and not pathlib.Path(command[0]).samefile(sys.executable):
+        raise Fault(
+            f"the notebooks' kernel is another Python: {command[0]}",
+            f"{sys.executable} -m ipykernel install --sys-prefix",
+        )
+    return "python3, of this Python"
+
+
+def _widgets() -> str:
+    from jupyter_core.paths import jupyter_path
+
+    for folder in jupyter_path("labextensions"):
+        about = pathlib.Path(folder, "@jupyter-widgets", "jupyterlab-manager", "package.json")
+        if about.is_file():
+            version = json.loads(about.read_text())["version"]
+            return f"ipywidgets {importlib.metadata.version('ipywidgets')}, JupyterLab's part {version}"
+    raise Fault(
+        "JupyterLab's part of ipywidgets is missing: sliders would not show",
+        f"{sys.executable} -m pip install --force-reinstall jupyterlab_widgets",
+    )
+
+
+def _server() -> str:
+    """Starts JupyterLab without a browser, and waits for its page."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    flags = ["--no-browser", "--ip=127.0.0.1", f"--port={port}", "--ServerApp.port_retries=0", "--allow-root"]
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "jupyterlab", *flags, "--IdentityProvider.token=doctor"]
+        server = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        began = time.monotonic()
+        try:
+            while time.monotonic() - began < 60 and server.poll() is None:
+                with contextlib.suppress(OSError):
+                    urllib.request.urlopen(f"http://127.0.0.1:{port}/lab?token=doctor", timeout=10).read()
+                    version = importlib.metadata.version("jupyterlab")
+                    return f"JupyterLab {version} answers after {time.monotonic() - began:.0f} s"
+                time.sleep(0.2)
+        finally:
+            server.terminate()
+            said = server.communicate()[1].strip().splitlines()
+    raise Fault(f"JupyterLab does not answer: {said[-1] if said else 'it says nothing'}", MEND)
+
+
+CHECKS: dict[str, Callable[[], str]] = {
+    "Python": _python,
+    "packages": _packages,
+    "data": _data,
+    "devices": _devices,
+    "training": _training,
+    "cache": _cache,
+    "JupyterLab": _server,
+    "kernel": _kernel,
+    "widgets": _widgets,
+}
