@@ -37,7 +37,7 @@ notebooks: .venv/ready
 	    --ClearMetadataPreprocessor.clear_notebook_metadata=False notebooks/*.ipynb
 
 lock: .venv/ready
-	.venv/bin/uv pip compile --universal --python-version 3.10 --generate-hashes --extra dev --upgrade \
+	.venv/bin/uv pip compile --universal --python-version 3.10 --generate-hashes --extra dev --extra cluster --upgrade \
 	    --no-emit-index-url --custom-compile-command "make lock" --quiet --output-file requirements.txt pyproject.toml
 
 clean:

@@ -15,7 +15,8 @@ def updates(count, wild=None):
         losses = 2.3 / number + generator.uniform(0, 0.1, 4)
         if number == wild:
             losses[0] = np.nan
-        made.append(Update(number, losses, np.array([5, 5, 5, 1]), number / count if number % 2 == 0 else None, 0.01))
+        accuracy = number / count if number % 2 == 0 else None
+        made.append(Update(number, losses, np.array([5, 5, 5, 1]), losses, 1.0, accuracy, 0.01, number / count))
     return made
 
 

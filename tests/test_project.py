@@ -19,7 +19,8 @@ else:
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-WANTED = [Requirement(line) for line in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["dev"]]
+EXTRAS = [line for extra in ("dev", "cluster") for line in PROJECT["optional-dependencies"][extra]]
+WANTED = [Requirement(line) for line in PROJECT["dependencies"] + EXTRAS]
 
 
 def pinned() -> dict[str, list[Requirement]]:
