@@ -119,7 +119,7 @@ def accuracy_table(rows: Sequence[str], series: dict[str, Sequence[tuple[float, 
 
 
 def noise_scale(results: Sequence[Result], smoothing: float = 0.99) -> Figure:
-    """The gradient noise scale along training: the ratio of means over seeds, and a dotted line at each run's batch.
+    """The gradient noise scale along training: the ratio of means over the seeds that finished. Dotted: the batches.
 
     Args:
         results: one line each, with k of 2 or more.
@@ -129,7 +129,10 @@ def noise_scale(results: Sequence[Result], smoothing: float = 0.99) -> Figure:
     words = []
     for result, label, style in _series(results):
         scales = result.noise_scale(smoothing)
-        length = min(len(scale.along) for scale in scales)
+        if not scales:
+            words.append(f"{label}: no seed finished")
+            continue
+        length = min(len(scale.along) for scale in scales)  # a budget of seconds gives seeds different lengths
         above = np.mean([scale.variance[:length] for scale in scales], axis=0)
         below = np.mean([scale.squared_gradient[:length] for scale in scales], axis=0)
         along = np.where(below > 0, above / np.where(below > 0, below, 1), np.nan)
@@ -276,9 +279,11 @@ def _noise_of(result: Result) -> tuple[float, float, float]:
         squares = np.square(np.concatenate(values))
         return float(np.sqrt(np.mean(squares[np.isfinite(squares)])))
 
-    counts = result.updates
-    windows = root_mean_square([noise.successive_std(w[:n], 0.0) for w, n in zip(result.window_losses, counts)])
+    lengths = [(i, n) for i, n in enumerate(result.sound_updates) if n > 1]
+    if not lengths:
+        return (np.nan,) * 3
+    windows = root_mean_square([noise.successive_std(result.window_losses[i, :n], 0.0) for i, n in lengths])
     if result.losses.shape[2] < 2:
         return windows, windows, windows
-    found = [noise.loss_noise_along(v[:n], w[:n], 0.0) for v, w, n in zip(result.losses, result.weights, counts)]
+    found = [noise.loss_noise_along(result.losses[i, :n], result.weights[i, :n], 0.0) for i, n in lengths]
     return windows, root_mean_square([f.law for f in found]), root_mean_square([f.microbatch for f in found])

@@ -115,6 +115,11 @@ class Result:
         return (self.weights.sum(axis=2) > 0).sum(axis=1)
 
     @property
+    def sound_updates(self) -> np.ndarray:
+        """How many updates each seed had before its loss or gradient was no longer finite, shape (seed,)."""
+        return self.updates - (np.array(self.endings) == "diverged")
+
+    @property
     def window_losses(self) -> np.ndarray:
         """The large batch's loss of each update, in nats, shape (seed, update); NaN where there was none."""
         with np.errstate(invalid="ignore"):
@@ -136,12 +141,13 @@ class Result:
         return np.fmax.reduce(self.accuracies, axis=1, initial=np.nan)
 
     def noise_scale(self, smoothing: float = 0.99) -> list[NoiseScale]:
-        """The gradient noise scale of each seed, from the norms of its run: see `gradlab.gradient_noise_scale`."""
+        """The gradient noise scale from the norms of each run that finished: see `gradlab.gradient_noise_scale`."""
         return [
             gradient_noise_scale(norms[:n], window_norms[:n], weights[:n], smoothing)
-            for norms, window_norms, weights, n in zip(
-                self.gradient_norms, self.window_gradient_norms, self.weights, self.updates
+            for norms, window_norms, weights, n, ending in zip(
+                self.gradient_norms, self.window_gradient_norms, self.weights, self.updates, self.endings
             )
+            if ending == "finished"
         ]
 
     def summary(self) -> dict:
@@ -156,8 +162,7 @@ class Result:
                 else None
             )
 
-        counted = self.losses.shape[2] > 1 and min(self.updates) > 0
-        scales = [scale.value for scale in self.noise_scale()] if counted and "diverged" not in self.endings else []
+        scales = [scale.value for scale in self.noise_scale()] if self.losses.shape[2] > 1 else []
         return {
             "experiment": json.loads(self.experiment.to_json()),
             "endings": list(self.endings),
