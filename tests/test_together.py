@@ -42,18 +42,38 @@ def test_seed_3_of_10_is_seed_3_alone_whatever_trains_it():
         np.testing.assert_allclose(run(way).losses[3], alone(way, 3).losses[0], rtol=1e-5)
 
 
-def test_a_ragged_tail_is_divided_by_what_it_holds():
-    way = dataclasses.replace(WAY, updates=None, examples=2 * 21 + 10, seeds=2)
+def check_ragged_windows():
+    """Five windows of 10,000 examples, the epoch's tail of 5,000, and one more, whose losses show what the tail did."""
+    way = dataclasses.replace(WAY, microbatch_size=5_000, accumulation_steps=2, updates=7, optimizer="sgd", seeds=2)
+    way = dataclasses.replace(way, learning_rate=0.1)
     found = run(way)
-    assert found.weights[0, -1].tolist() == [7, 3, 0]
-    np.testing.assert_allclose(found.losses[1, :2], alone(way, 1).losses[0, :2], rtol=1e-5)
-    np.testing.assert_allclose(found.last_accuracies[1], alone(way, 1).last_accuracies[0], atol=2e-4)
+    assert found.weights[0, 5].tolist() == [5_000, 0]  # the tail of 55,000
+    for i in (0, 1):
+        np.testing.assert_allclose(found.losses[i], alone(way, i).losses[0], rtol=1e-5)
 
 
-def test_the_check_sees_a_sum_taken_for_a_mean(monkeypatch):
-    monkeypatch.setattr(together.tf, "reduce_mean", lambda x, axis: together.tf.reduce_sum(x, axis=axis))
+def test_a_ragged_tail_is_divided_by_what_it_holds():
+    check_ragged_windows()
+
+
+def test_the_check_sees_a_tail_divided_by_k(monkeypatch):
+    kept = together.optimizers.keras_optimizer
+
+    def wrong(config):
+        """Divides by the configured batch: what a tail of half its size then gives is half."""
+        optimizer = kept(config)
+        apply, calls = optimizer.apply, together.tf.Variable(0)
+
+        def halved(gradients, variables):
+            share = together.tf.where(calls.assign_add(1) % 6 == 0, 0.5, 1.0)
+            return apply([share * gradient for gradient in gradients], variables)
+
+        optimizer.apply = halved
+        return optimizer
+
+    monkeypatch.setattr(together.optimizers, "keras_optimizer", wrong)
     with pytest.raises(AssertionError):
-        test_a_ragged_tail_is_divided_by_what_it_holds()
+        check_ragged_windows()
 
 
 def test_which_experiments_run_together():

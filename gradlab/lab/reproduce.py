@@ -134,8 +134,8 @@ def conclusion(rows: Sequence[dict]) -> str:
         f"As published, the means {agree} the published ones: at most {far:.1f} standard errors away. "
         f"From 1x100 to 20x5 the score changes by {rise['as published']:+.2f} as published, by "
         f"{rise['equal looks']:+.2f} with equally many looks, and by {rise['last value']:+.2f} in the last value, each "
-        f"± {error:.2f} (standard error): {change}. The best of 200 looks at 20x5 is {above:.2f} above the last one: that "
-        "much comes from looking more often."
+        f"± {error:.2f} (standard error): {change}. The best of 200 looks at 20x5 is {above:.2f} above the last one: "
+        "that much comes from looking more often."
     )
 
 

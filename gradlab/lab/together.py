@@ -103,11 +103,11 @@ class _Together:
             rows = slice(step * size, tf.minimum((step + 1) * size, examples))
             with tf.GradientTape() as tape:
                 each = self._model.losses(self._variables, images[:, rows], labels[:, rows])
-                losses = tf.reduce_mean(each, axis=1)
+                losses = tf.reduce_sum(each, axis=1)
             gradients = tape.gradient(losses, variables)  # no seed's loss depends on another seed's weights
             weight = tf.cast(tf.shape(each)[1], tf.float32)
-            sums = [total + weight * gradient for total, gradient in zip(sums, gradients)]
-            seen = losses, weight, _squared_norms(gradients)
+            sums = [total + gradient for total, gradient in zip(sums, gradients)]
+            seen = losses / weight, weight, _squared_norms(gradients) / weight**2
             return step + 1, sums, [array.write(step, value) for array, value in zip(arrays, seen)]
 
         seeds = [images.shape[0]]
@@ -116,7 +116,7 @@ class _Together:
             lambda step, *_: (step < steps) & ~self._cancelled.read_value(),
             body,
             (tf.constant(0), [tf.zeros_like(variable) for variable in variables], arrays),
-            parallel_iterations=1,
+            parallel_iterations=2,  # these networks are small: two micro-batches at once fit, and use two cores
         )
         mean = [total / tf.cast(examples, tf.float32) for total in sums]
         self._optimizer.apply(mean, variables)
@@ -126,4 +126,5 @@ class _Together:
 
 def _squared_norms(gradients):
     """Each seed's squared norm over all its gradients, shape (seeds,)."""
-    return tf.add_n([tf.reduce_sum(gradient**2, axis=range(1, gradient.shape.rank)) for gradient in gradients])
+    flat = [tf.reshape(gradient, [gradient.shape[0], -1]) for gradient in gradients]
+    return tf.add_n([tf.reduce_sum(tf.square(each), axis=1) for each in flat])
