@@ -1,5 +1,6 @@
 """What a newcomer meets first: make, the lists of dependencies, README."""
 
+import csv
 import os
 import pathlib
 import re
@@ -140,9 +141,12 @@ def test_readme_s_files_exist():
 
 def test_readme_s_python_runs_as_pasted(tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
-    assert len(blocks) == 3  # pasted one after the other
+    assert len(blocks) == 4  # pasted one after the other
     command = [sys.executable, "-c", "\n".join(blocks)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    environment = {**os.environ, "GRADLAB_CACHE": str(tmp_path)}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -156,3 +160,22 @@ def test_readme_s_links_to_tests_name_real_ones():
 def test_readme_names_the_two_commands():
     text = (ROOT / "README.md").read_text()
     assert "make lab" in text and "make test" in text
+
+
+def test_readme_s_published_table_is_the_committed_one():
+    rows = list(csv.DictReader((ROOT / "data" / "results" / "reproduce.csv").open()))
+    wanted = [
+        ("placeholders", "as published"),
+        ("microbatched", "as published"),
+        ("microbatched", "equal looks"),
+        ("microbatched", "last value"),
+    ]
+    text = (ROOT / "README.md").read_text()
+    for k, b in ((1, 100), (5, 20), (10, 10), (20, 5)):
+        [line] = [line for line in text.splitlines() if line.startswith(f"| {k} × {b} |")]
+        found = {(r["method"], r["protocol"]): r for r in rows if r["accumulation_steps"] == str(k)}
+        cells = [f"{float(found[key]['mean']):.2f} ± {float(found[key]['std']):.2f}" for key in wanted]
+        first = found[wanted[0]]
+        published = f"{first['published_mean']} ± {float(first['published_std']) + 1e-9:.2f}"
+        cells = [published, *cells[:2], first["looks"], *cells[2:]]
+        assert [cell.strip() for cell in line.split("|")[2:-1]] == cells

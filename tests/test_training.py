@@ -188,3 +188,18 @@ def test_a_gradient_that_is_not_finite_ends_the_training_too(monkeypatch):
     way = Experiment(**QUICK | dict(method="microbatched"))
     updates = list(train(way))
     assert len(updates) == 1 and updates[0].diverged and updates[0].accuracy is not None
+
+
+def test_no_two_micro_batches_of_a_training_draw_the_same_masks(monkeypatch):
+    drawn = []
+    update = methods.Microbatched.update
+
+    def noting(self, features, *arguments, dropout_seed=(0, 0)):
+        drawn.append((len(features), dropout_seed))
+        return update(self, features, *arguments, dropout_seed=dropout_seed)
+
+    monkeypatch.setattr(methods.Microbatched, "update", noting)
+    list(
+        train(Experiment(model="dense", method="microbatched", microbatch_size=7, accumulation_steps=3, examples=50), 4)
+    )
+    assert drawn[-3:] == [(21, (4, 0)), (21, (4, 3)), (8, (4, 6))]
