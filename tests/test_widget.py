@@ -6,10 +6,10 @@ import time
 import pytest
 
 import gradlab
-from gradlab.lab import training_run, widget
-from gradlab.lab.training_run import State
+from gradlab.lab import sweep, views
+from gradlab.lab.live_run import State
 
-QUICK = dict(updates=5, eval_every=5)
+QUICK = dict(updates=5, eval_every=5, seeds=2)
 
 
 @pytest.fixture
@@ -27,7 +27,28 @@ def make():
 
 
 def status(lab):
-    return lab._status.value
+    return lab._panel._status.value
+
+
+def control(lab, name):
+    return lab._controls.widgets[name]
+
+
+def button(lab, name):
+    return lab._panel.buttons[name]
+
+
+def view(lab, name="losses"):
+    return bytes(lab._panel._images[name].value)
+
+
+def words(lab, name="losses"):
+    return lab._panel._words[name].value
+
+
+def made(lab):
+    """How many updates the first seed has."""
+    return 0 if lab.result is None else int(lab.result.updates[0])
 
 
 def until(condition, seconds=30):
@@ -39,91 +60,101 @@ def until(condition, seconds=30):
 
 def test_it_waits_for_its_user(make):
     lab = make()
-    assert "ready" in status(lab) and "press Run" in status(lab)
-    assert lab.updates == [] and lab._stop_button.disabled
-    assert bytes(lab._image.value).startswith(b"\x89PNG")
+    assert "idle" in status(lab) and "press Run" in status(lab)
+    assert lab.result is None and lab.state is State.IDLE
+    assert all(view(lab, name).startswith(b"\x89PNG") for name in views.VIEWS)
     with pytest.raises(RuntimeError, match=r"needs a run: call run\(\) first"):
         lab.wait()
 
 
 def test_run_trains_to_the_end(make):
     lab = make()
-    before = lab._image.value
-    lab._run_button.click()
+    before = view(lab)
+    button(lab, "run").click()
     assert lab.wait() is State.FINISHED
-    assert len(lab.updates) == 5 and lab._progress.value == 5
-    assert "finished" in status(lab) and "update 5 of 5" in status(lab)
-    assert lab._image.value != before
-    assert "Training after 5 of 5 updates" in lab._words.value
+    assert made(lab) == 5 and lab._panel.progress.value == 1
+    assert lab.result.seeds == (0, 1) and lab.result.endings == ("finished", "finished")
+    assert "finished" in status(lab) and "2 seeds, update 5 of 5" in status(lab)
+    assert view(lab) != before
+    assert "training loss" in words(lab) and "nats" in words(lab)
+    assert lab.result == sweep.run(lab.experiment)
 
 
 @pytest.mark.parametrize(
-    ("control", "value"),
-    [("accumulation_steps", 2), ("microbatch_size", 3), ("learning_rate", 0.01), ("method", "variables")],
+    ("name", "value"),
+    [
+        ("accumulation_steps", 2),
+        ("microbatch_size", 3),
+        ("learning_rate", 0.01),
+        ("method", "variables"),
+        ("optimizer", "sgd"),
+        ("model", "lenet"),
+        ("budget", 7.0),
+    ],
 )
-def test_a_moved_control_reruns(make, control, value):
+def test_a_moved_control_reruns(make, name, value):
     lab = make()
     lab.run()
     lab.wait()
     first = lab._current
-    lab._controls[control].value = value
+    control(lab, name).value = value
     assert lab._current is not first
-    assert getattr(lab.experiment, control) == value
+    assert getattr(lab.experiment, "updates" if name == "budget" else name) == value
     assert lab.wait() is State.FINISHED
     assert lab._current.experiment == lab.experiment
 
 
 def test_towers_are_for_the_static_graphs(make):
     lab = make()
-    assert lab._controls["towers"].disabled and lab._controls["towers"].max == 3
-    lab._controls["method"].value = "towers"
-    assert not lab._controls["towers"].disabled
-    lab._controls["towers"].value = 3
+    assert control(lab, "towers").disabled and control(lab, "towers").max == 3
+    control(lab, "method").value = "towers"
+    assert not control(lab, "towers").disabled
+    control(lab, "towers").value = 3
     assert lab.wait() is State.FINISHED
-    assert lab.experiment.effective_batch == 300 and "3 × 5 × 20 = <b>300</b>" in lab._batch.value
-    lab._controls["method"].value = "microbatched"
+    assert lab.experiment.effective_batch == 300 and "3 × 5 × 20 = <b>300</b>" in lab._panel.batch.value
+    control(lab, "method").value = "microbatched"
     assert lab.experiment.towers == 1 and lab.wait() is State.FINISHED
 
 
 def test_stop_ends_a_run_and_keeps_what_it_has(make):
     lab = make(updates=100_000, accumulation_steps=1)
     lab.run()
-    until(lambda: len(lab.updates) > 5)
-    lab._stop_button.click()
-    assert lab.wait(10) is State.STOPPED
-    assert 5 < len(lab.updates) < 100_000
-    assert "stopped" in status(lab) and lab._stop_button.disabled
+    until(lambda: made(lab) > 5)
+    button(lab, "stop").click()
+    assert lab.wait(10) is State.FINISHED
+    assert 5 < made(lab) < 100_000
+    assert "stopped" in status(lab) and set(lab.result.endings) == {"stopped"}
 
 
 def test_of_many_quick_moves_the_last_one_s_run_survives(make):
     lab = make(updates=50)
     for steps in range(1, 21):
-        lab._controls["accumulation_steps"].value = steps
+        control(lab, "accumulation_steps").value = steps
     assert lab.wait() is State.FINISHED
-    assert len(lab.updates) == 50 and all(len(update.losses) == 20 for update in lab.updates)
-    assert "20 × 20" in lab._batch.value
+    assert lab.result.losses.shape == (2, 50, 20)
+    assert "20 × 20" in lab._panel.batch.value
 
 
 def test_an_old_run_is_never_shown_over_a_new_one(make):
     lab = make(updates=100_000)
     lab.run()
-    until(lambda: len(lab.updates) > 1)
+    until(lambda: made(lab) > 1)
     old = lab._current
-    lab._controls["accumulation_steps"].value = 2
+    control(lab, "accumulation_steps").value = 2
     lab.stop()
     lab.wait()
-    image, words, progress = lab._image.value, status(lab), lab._progress.value
+    before = view(lab), status(lab), lab._panel.progress.value
     lab._show_counters(old)
-    lab._show_plot(old)
-    assert (lab._image.value, status(lab), lab._progress.value) == (image, words, progress)
+    lab._paint(lab._shown(old), "losses", old)
+    assert (view(lab), status(lab), lab._panel.progress.value) == before
 
 
 def test_a_fault_in_the_worker_is_shown(make, monkeypatch):
-    def breaks(experiment, seed):
+    def breaks(part, stop):
         raise OSError("the disk <is> gone")
         yield
 
-    monkeypatch.setattr(training_run, "train", breaks)
+    monkeypatch.setattr(sweep, "updates_of", breaks)
     lab = make()
     lab.run()
     assert lab.wait() is State.FAILED
@@ -140,7 +171,7 @@ def test_a_fault_in_the_drawing_is_shown(make, monkeypatch):
     def breaks(*arguments, **more):
         raise ZeroDivisionError("no axes")
 
-    monkeypatch.setattr(widget.live_plot, "training_figure", breaks)
+    monkeypatch.setitem(views.VIEWS, "losses", breaks)
     lab.run()
     lab.wait()
     assert "not shown</b>: ZeroDivisionError: no axes" in status(lab)
@@ -155,23 +186,23 @@ def test_a_run_that_diverges_says_what_to_try(make):
 
 def test_what_cannot_be_run_is_said_and_not_run(make):
     lab = make(microbatch_size=5000)
-    lab._controls["accumulation_steps"].value = 12
+    control(lab, "accumulation_steps").value = 12
     assert "not run" in status(lab) and "at most the 55000 training examples" in status(lab)
     assert lab._current is None
-    assert "12" not in lab._batch.value
+    assert "12" not in lab._panel.batch.value
 
 
 def test_what_cannot_be_run_ends_the_run_before_and_is_not_talked_over(make):
     lab = make(microbatch_size=5000, accumulation_steps=1, updates=100_000)
     lab.run()
-    until(lambda: len(lab.updates) > 1)
-    lab._controls["accumulation_steps"].value = 12
-    assert lab.wait(20) is State.STOPPED
+    until(lambda: made(lab) > 1)
+    control(lab, "accumulation_steps").value = 12
+    assert lab.wait(20) is State.FINISHED
     assert "not run" in status(lab)
-    lab._controls["accumulation_steps"].value = 2
+    control(lab, "accumulation_steps").value = 2
     until(lambda: "update" in status(lab))
     lab.stop()
-    assert lab.wait(20) is State.STOPPED and "stopped" in status(lab)
+    assert lab.wait(20) is State.FINISHED and "stopped" in status(lab)
 
 
 def test_the_seed_chooses_the_run(make):
@@ -180,7 +211,7 @@ def test_the_seed_chooses_the_run(make):
     for lab in (first, same, other):
         lab.run()
         lab.wait()
-        losses.append([update.loss for update in lab.updates])
+        losses.append(lab.result.losses[:, :3].tolist())
     assert losses[0] == losses[1] != losses[2]
 
 
@@ -192,7 +223,7 @@ def test_two_labs_do_not_fight(make):
     alone = make(updates=30, seed=1)
     alone.run()
     alone.wait()
-    assert [u.loss for u in one.updates] == [u.loss for u in alone.updates]
+    assert one.result == alone.result
 
 
 def test_its_text_form_is_short_and_always_the_same(make):
@@ -205,9 +236,14 @@ def test_its_text_form_is_short_and_always_the_same(make):
 @pytest.mark.parametrize(
     ("preset", "sentence"),
     [
-        (dict(k=5), r"AccumulationLab takes seed, dataset, model, .* Received: k"),
+        (dict(k=5), r"AccumulationLab takes seed, hide, lock, rerun, against, dataset, .* Received: k"),
         (dict(accumulation_steps=0), "accumulation_steps must be a positive integer. Received: 0"),
         (dict(seed=-1), "seed must be an integer of 0 or more. Received: -1"),
+        (dict(seeds=(1, 2)), r"seeds must be a positive integer. Received: \(1, 2\)"),
+        (dict(hide=("optimiser",)), "a name in hide must be one of accumulation_steps, .* Received: 'optimiser'"),
+        (dict(lock="run"), "a name in lock must be one of accumulation_steps, .* Received: 'run'"),
+        (dict(against="days"), "against must be one of updates, examples, seconds. Received: 'days'"),
+        (dict(updates=3, seconds=2.0), "one budget: updates, examples or seconds. Received: updates=3, seconds=2.0"),
         (dict(method="towers", towers=9), "towers must be at most 3, .* Received: 9"),
     ],
 )

@@ -1,92 +1,141 @@
-"""The lab's controls: one widget a field of the experiment."""
+"""The lab's controls: one widget a field of the experiment, and what a change of it does written beside it."""
 
 import math
-from dataclasses import replace
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 
 import ipywidgets as widgets
 
 from gradlab import runtime
-from gradlab.lab import methods
+from gradlab.lab import datasets, methods, models, optimizers
 from gradlab.lab.experiment import Experiment
 
+BUDGETS = {"updates": 300, "examples": 30_000, "seconds": 1.0}  # and what a change of kind proposes
 
-def build(e: Experiment) -> dict[str, widgets.ValueWidget]:
-    """A control for each field that can be changed, by the field's name, set to the experiment's values.
+# name: what it is for, in a sentence
+TOOLTIPS = {
+    "accumulation_steps": "Micro-batches whose gradients are averaged for one update.",
+    "microbatch_size": "Examples of one forward and backward pass: what must fit in memory.",
+    "learning_rate": "How far an update goes.",
+    "optimizer": "What is done with the averaged gradient.",
+    "method": "How the update is made; every method makes the same one.",
+    "towers": "Copies of the model, each on its device; gradlab.setup(towers=...) makes more devices.",
+    "model": "The network: dense is quick, lenet is the published one.",
+    "dataset": "The images; mnist is here, the others are downloaded the first time.",
+    "seeds": "How many trainings, which differ in first weights, order and masks: the bands are over them.",
+    "budget_kind": "What the length of a run is counted in.",
+    "budget": "How long a run is, in what is chosen above.",
+}
+
+
+@dataclass(frozen=True)
+class Controls:
+    """The widgets by their names, and all of them with their words, as one box."""
+
+    widgets: dict[str, widgets.ValueWidget]
+    view: widgets.Widget
+
+    def read(self, experiment: Experiment, first_seed: int) -> Experiment:
+        """The experiment with the controls' values; towers count only where the method can use them.
+
+        Raises:
+            ValueError: the values do not go together.
+        """
+        values = {name: widget.value for name, widget in self.widgets.items()}
+        if not methods.takes_towers(values["method"]):
+            values["towers"] = 1
+        kind, budget = values.pop("budget_kind"), values.pop("budget")
+        values |= dict.fromkeys(BUDGETS) | {kind: budget if kind == "seconds" else round(budget)}
+        values["seeds"] = tuple(range(first_seed, first_seed + values["seeds"]))
+        return replace(experiment, **values)
+
+    def write(self, experiment: Experiment) -> None:
+        """Sets the controls to an experiment."""
+        for name, value in _values(experiment).items():
+            self.widgets[name].value = value
+
+
+def build(experiment: Experiment, moved: Callable[[], None], hide: Collection, lock: Collection) -> Controls:
+    """A control for each field that can be changed, set to the experiment's values.
+
+    Args:
+        experiment: where the controls start.
+        moved: called after a change.
+        hide: the names of those not to show.
+        lock: the names of those that cannot be changed.
 
     Each carries the CSS class "gradlab-" and its name.
     """
-    controls = {
-        "accumulation_steps": _control(
-            widgets.IntSlider,
-            "accumulation_steps k",
-            "Micro-batches whose gradients are averaged for one update.",
-            value=e.accumulation_steps,
-            min=1,
-            max=max(50, e.accumulation_steps),
-        ),
-        "microbatch_size": _control(
-            widgets.IntSlider,
-            "microbatch_size b",
-            "Examples of one forward and backward pass: what must fit in memory.",
-            value=e.microbatch_size,
-            min=1,
-            max=max(100, e.microbatch_size),
-        ),
-        "learning_rate": _control(
-            widgets.FloatLogSlider,
-            "learning rate",
-            "How far an update goes.",
-            value=e.learning_rate,
+    e, at = experiment, _values(experiment)
+    made: dict[str, widgets.ValueWidget] = {
+        "accumulation_steps": widgets.IntSlider(min=1, max=max(50, e.accumulation_steps)),
+        "microbatch_size": widgets.IntSlider(min=1, max=max(100, e.microbatch_size)),
+        "learning_rate": widgets.FloatLogSlider(
             min=min(-5, math.log10(e.learning_rate)),
             max=max(0, math.log10(e.learning_rate)),
             step=0.1,
             readout_format=".1e",
         ),
-        "method": _control(
-            widgets.Dropdown, "method", "How the update is made.", options=list(methods.METHODS), value=e.method
-        ),
-        "towers": _control(
-            widgets.IntSlider,
-            "towers T",
-            "Copies of the model, each on its device; gradlab.setup(towers=...) makes more devices.",
-            value=e.towers,
-            min=1,
-            max=max(2, _devices()),
-        ),
+        "seeds": widgets.IntSlider(min=1, max=max(20, at["seeds"])),
+        "budget_kind": widgets.Dropdown(options=list(BUDGETS)),
+        "budget": widgets.BoundedFloatText(min=0.1, max=1e9, step=50, continuous_update=False),
+        "optimizer": widgets.Dropdown(options=list(optimizers.OPTIMIZERS)),
+        "method": widgets.Dropdown(options=list(methods.METHODS)),
+        "towers": widgets.IntSlider(min=1, max=max(2, _devices())),
+        "model": widgets.Dropdown(options=list(models.MODELS)),
+        "dataset": widgets.Dropdown(options=list(datasets.TRAINING_EXAMPLES)),
     }
-    for name, control in controls.items():
-        control.add_class(f"gradlab-{name}")
+    letters = {"accumulation_steps": " k", "microbatch_size": " b", "towers": " T", "budget_kind": ""}
+    rows = []
+    for name, widget in made.items():
+        widget.value = at[name]
+        widget.description = {"budget_kind": "budget in"}.get(
+            name, name.replace("learning_", "learning ")
+        ) + letters.get(name, "")
+        widget.tooltip = TOOLTIPS[name]
+        widget.style = {"description_width": "140px"}
+        widget.layout = {"width": "340px"}
+        widget.disabled = name in lock
+        widget.add_class(f"gradlab-{name}")
+        if name not in hide:
+            rows.append(widgets.HBox([widget, widgets.HTML(_STARTS_ANEW)]))
 
-    def allow_towers(change=None):
-        controls["towers"].disabled = _devices() == 1 or not methods.takes_towers(controls["method"].value)
+    def follow(change=None):
+        """Towers are for the methods and devices that have them; a kind of budget brings its number."""
+        takes = methods.takes_towers(made["method"].value) and _devices() > 1
+        made["towers"].disabled = "towers" in lock or not takes
 
-    controls["method"].observe(allow_towers, names="value")
-    allow_towers()
-    return controls
+    def propose(change):
+        made["budget"].value = BUDGETS[change["new"]]
+
+    made["method"].observe(follow, names="value")
+    made["budget_kind"].observe(propose, names="value")
+    follow()
+    for widget in made.values():
+        widget.observe(lambda change: moved(), names="value")
+    return Controls(made, widgets.Box(rows, layout={"flex_flow": "row wrap"}))
 
 
-def read(controls: dict[str, widgets.ValueWidget], experiment: Experiment) -> Experiment:
-    """The experiment with the controls' values; towers count only where the method can use them.
+_STARTS_ANEW = '<span style="opacity: 0.65; font-size: 11px">starts anew</span>'
+GOES_ON = '<span style="opacity: 0.65; font-size: 11px">the run goes on</span>'
 
-    Raises:
-        ValueError: the values do not go together.
-    """
-    values = {name: control.value for name, control in controls.items()}
-    if not methods.takes_towers(values["method"]):
-        values["towers"] = 1
-    return replace(experiment, **values)
+
+def _values(e: Experiment) -> dict:
+    kind = next(kind for kind in BUDGETS if getattr(e, kind) is not None)
+    fields = (
+        "accumulation_steps",
+        "microbatch_size",
+        "learning_rate",
+        "optimizer",
+        "method",
+        "towers",
+        "model",
+        "dataset",
+    )
+    rest = {"budget_kind": kind, "budget": float(getattr(e, kind)), "seeds": len(e.seed_numbers)}
+    return {name: getattr(e, name) for name in fields} | rest
 
 
 def _devices() -> int:
     chosen = runtime.current()
     return 1 if chosen is None else len(chosen.devices)
-
-
-def _control(kind, description: str, tooltip: str, **arguments):
-    return kind(
-        description=description,
-        tooltip=tooltip,
-        style={"description_width": "150px"},
-        layout={"width": "410px"},
-        **arguments,
-    )

@@ -1,31 +1,21 @@
 """Figures from results. No training here and no widgets; pyplot is not touched, so threads may draw.
 
-Every figure's text alternative is `figure.get_label()`. Series differ by colour, line style and marker; the colours are
-Okabe and Ito's, which colour-blind readers can tell apart.
+Every figure's text alternative is `figure.get_label()`.
 """
 
-import io
 from collections.abc import Sequence
 from dataclasses import fields
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from gradlab import noise
 from gradlab.lab.experiment import Experiment
 from gradlab.lab.result import Result
+from gradlab.lab.style import STYLES, against_k, line, plain_numbers, to_png
 
-STYLES = (
-    {"color": "#0072B2", "linestyle": "-", "marker": "o"},
-    {"color": "#D55E00", "linestyle": "--", "marker": "s"},
-    {"color": "#009E73", "linestyle": "-.", "marker": "^"},
-    {"color": "#E69F00", "linestyle": ":", "marker": "D"},
-    {"color": "#CC79A7", "linestyle": (0, (5, 1, 1, 1, 1, 1)), "marker": "v"},
-    {"color": "#56B4E9", "linestyle": (0, (1, 1)), "marker": "P"},
-    {"color": "#000000", "linestyle": (0, (8, 2)), "marker": "X"},
-)
+__all__ = ["accuracy", "accuracy_table", "cost", "labels", "loss_noise", "losses", "noise_scale", "to_png"]
+
 MEBIBYTE = 2**20
 X_AXES = {"updates": "updates", "examples": "training examples seen", "seconds": "training time (s)"}
 
@@ -38,17 +28,23 @@ def losses(results: Sequence[Result], smoothing: float = 0.9) -> Figure:
         smoothing: of each seed's running mean, 0 (none) to below 1.
     """
     figure, axes = _figure(results)
+    ends = draw_losses(axes, _series(results), smoothing)
+    smoothed = f"running mean (smoothing {smoothing:g}), " if smoothing else ""
+    return _finished(figure, axes, f"Training loss: {smoothed}band ± 1 standard deviation over seeds", ends, results)
+
+
+def draw_losses(axes, series: Sequence[tuple], smoothing: float) -> list[str]:
+    """Draws `losses` for (result, label, style) on axes; returns what it shows, in words."""
     ends = []
-    for result, label, style in _series(results):
+    for result, label, style in series:
         smooth = np.array([_smooth(values, smoothing) for values in result.window_losses])
         mean, deviation = _mean_and_deviation(smooth)
         x = np.arange(1, len(mean) + 1)
-        axes.plot(x, mean, label=label, **_line(style))
+        axes.plot(x, mean, label=label, **line(style))
         axes.fill_between(x, mean - deviation, mean + deviation, color=style["color"], alpha=0.2, linewidth=0)
         ends.append(f"{label}: from {mean[0]:.2f} to {mean[-1]:.2f} nats")
     axes.set(xlabel="updates", ylabel="window's loss (nats)", xlim=(0, None), ylim=(0, None))
-    smoothed = f"running mean (smoothing {smoothing:g}), " if smoothing else ""
-    return _finished(figure, axes, f"Training loss: {smoothed}band ± 1 standard deviation over seeds", ends, results)
+    return ends
 
 
 def accuracy(results: Sequence[Result], against: str = "updates") -> Figure:
@@ -61,16 +57,24 @@ def accuracy(results: Sequence[Result], against: str = "updates") -> Figure:
     if against not in X_AXES:
         raise ValueError(f"against must be one of {', '.join(X_AXES)}. Received: {against!r}")
     figure, axes = _figure(results)
+    ends = draw_accuracy(axes, _series(results), against)
+    return _finished(figure, axes, "Test accuracy: band ± 1 standard deviation over seeds", ends, results)
+
+
+def draw_accuracy(axes, series: Sequence[tuple], against: str) -> list[str]:
+    """Draws `accuracy` for (result, label, style) on axes; returns what it shows, in words."""
     ends = []
-    for result, label, style in _series(results):
+    for result, label, style in series:
         measured = np.isfinite(result.accuracies).any(axis=0)
+        if not measured.any():
+            continue
         mean, deviation = _mean_and_deviation(100 * result.accuracies[:, measured])
         x = _mean_and_deviation(_horizontal(result, against)[:, measured])[0]
         axes.plot(x, mean, label=label, markersize=4, markevery=max(1, len(x) // 10), **style)
         axes.fill_between(x, mean - deviation, mean + deviation, color=style["color"], alpha=0.2, linewidth=0)
         ends.append(f"{label}: {mean[-1]:.1f} % after {x[-1]:.4g} {against}")
     axes.set(xlabel=X_AXES[against], ylabel="test images recognised (%)", xlim=(0, None))
-    return _finished(figure, axes, "Test accuracy: band ± 1 standard deviation over seeds", ends, results)
+    return ends
 
 
 def loss_noise(results: Sequence[Result]) -> Figure:
@@ -83,14 +87,14 @@ def loss_noise(results: Sequence[Result]) -> Figure:
     results = sorted(results, key=lambda result: result.experiment.accumulation_steps)
     figure, axes = _figure(results)
     steps = np.array([result.experiment.accumulation_steps for result in results])
-    windows, predicted, alone = np.array([_noise_of(result) for result in results]).T
+    windows, predicted, alone = np.array([noise_of(result) for result in results]).T
     for (values, label), style in zip(
         ((alone, "micro-batch"), (predicted, "micro-batch / √k: the law"), (windows, "window of k, measured")),
         (STYLES[0], {**STYLES[6], "marker": ""}, STYLES[1]),
     ):
         axes.plot(steps, values, label=label, markersize=6, **style)
     axes.set(yscale="log", ylabel="standard deviation of the loss (nats)")
-    _against_k(axes, steps)
+    against_k(axes, steps)
     words = [f"k = {k}: measured {w:.3f}, law {p:.3f} nats" for k, w, p in zip(steps, windows, predicted)]
     return _finished(figure, axes, "Noise of the loss along training", words, results)
 
@@ -126,8 +130,14 @@ def noise_scale(results: Sequence[Result], smoothing: float = 0.99) -> Figure:
         smoothing: as in `gradlab.gradient_noise_scale`.
     """
     figure, axes = _figure(results)
+    words = draw_noise_scale(axes, _series(results), smoothing)
+    return _finished(figure, axes, "Gradient noise scale; dotted: the effective batch", words, results)
+
+
+def draw_noise_scale(axes, series: Sequence[tuple], smoothing: float) -> list[str]:
+    """Draws `noise_scale` for (result, label, style) on axes; returns what it shows, in words."""
     words = []
-    for result, label, style in _series(results):
+    for result, label, style in series:
         scales = result.noise_scale(smoothing)
         if not scales:
             words.append(f"{label}: no seed finished")
@@ -136,13 +146,13 @@ def noise_scale(results: Sequence[Result], smoothing: float = 0.99) -> Figure:
         above = np.mean([scale.variance[:length] for scale in scales], axis=0)
         below = np.mean([scale.squared_gradient[:length] for scale in scales], axis=0)
         along = np.where(below > 0, above / np.where(below > 0, below, 1), np.nan)
-        axes.plot(np.arange(1, length + 1), along, label=label, **_line(style))
+        axes.plot(np.arange(1, length + 1), along, label=label, **line(style))
         axes.axhline(result.experiment.effective_batch, color=style["color"], linestyle=":", linewidth=1)
         values = np.array([scale.value for scale in scales])
         words.append(f"{label}: {np.median(values):.0f} examples over all updates (median over seeds)")
     axes.set(xlabel="updates", ylabel="gradient noise scale (examples)", yscale="log", xlim=(0, None))
-    _plain_numbers(axes)
-    return _finished(figure, axes, "Gradient noise scale; dotted: the effective batch", words, results)
+    plain_numbers(axes)
+    return words
 
 
 def cost(results: Sequence[Result]) -> Figure:
@@ -170,16 +180,9 @@ def cost(results: Sequence[Result]) -> Figure:
     memory.set_ylabel("peak memory of the process (MiB)")
     memory.set_title("Memory", fontsize=10, loc="left")
     for axes in (times, memory):
-        _against_k(axes, steps)
+        against_k(axes, steps)
     words = [f"k = {k}: {t:.1f} ms, {m:.0f} MiB" for k, t, m in zip(steps, middle, peaks)]
     return _finished(figure, times, "", words, results)
-
-
-def to_png(figure: Figure) -> bytes:
-    """The figure as a PNG image."""
-    content = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(content)
-    return content.getvalue()
 
 
 def labels(experiments: Sequence[Experiment]) -> list[str]:
@@ -212,22 +215,6 @@ def _figure(results: Sequence[Result], columns: int = 1):
     return figure, figure.subplots(1, columns)
 
 
-def _against_k(axes, steps) -> None:
-    """k on a logarithmic axis, with a tick at each k there is."""
-    axes.set(xscale="log", xlabel="accumulation_steps k")
-    axes.set_xticks(steps, labels=[str(k) for k in steps])
-    axes.xaxis.set_minor_locator(NullLocator())
-    _plain_numbers(axes)
-
-
-def _plain_numbers(axes) -> None:
-    """Numbers such as 0.05 at a logarithmic axis, not powers of ten."""
-    if axes.get_yscale() == "log":
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, position: f"{value:g}"))
-        axes.yaxis.set_minor_locator(NullLocator())
-
-
 def _finished(figure, axes, title, words, results=()) -> Figure:
     """The finish of every figure: title, legend, grid, what did not go well, and the text alternative."""
     gone = [ending for result in results for ending in result.endings if ending != "finished"]
@@ -243,10 +230,6 @@ def _finished(figure, axes, title, words, results=()) -> Figure:
         each.spines[["top", "right"]].set_visible(False)
     figure.set_label(". ".join([title or "Time and memory against k", *faults, *words]) + ".")
     return figure
-
-
-def _line(style: dict) -> dict:
-    return {"color": style["color"], "linestyle": style["linestyle"], "linewidth": 1.8}
 
 
 def _mean_and_deviation(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -272,7 +255,7 @@ def _horizontal(result: Result, against: str) -> np.ndarray:
     return np.cumsum(result.update_seconds, axis=1)
 
 
-def _noise_of(result: Result) -> tuple[float, float, float]:
+def noise_of(result: Result) -> tuple[float, float, float]:
     """The windows' standard deviation, the law's, and a micro-batch's: root mean squares over updates and seeds."""
 
     def root_mean_square(values) -> float:

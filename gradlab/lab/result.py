@@ -76,11 +76,11 @@ class Result:
         """The result of one seed's training."""
         microbatches = max((len(update.losses) for update in updates), default=0)
 
-        def each(values, filler=np.nan):  # (1, update, micro-batch)
-            rows = [
-                np.pad(row, (0, microbatches - len(row)), constant_values=filler) for row in map(np.float64, values)
-            ]
-            return np.array(rows).reshape(1, len(updates), microbatches)
+        def each(values, filler=np.nan):
+            array = np.full([1, len(updates), microbatches], filler, np.float64)
+            for row, value in zip(array[0], values):
+                row[: len(value)] = value
+            return array
 
         return cls(
             experiment=experiment,

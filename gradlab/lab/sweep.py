@@ -164,8 +164,7 @@ def run_part(part: Experiment, progress: Callable | None = None, stop: Stop | No
     seeds = part.seed_numbers
     memory, about = environment.PeakMemory(), environment.describe() | {"seeds_together": len(seeds)}
     updates: dict[int, list[Update]] = {seed: [] for seed in seeds}
-    together = train_together(part, stop) if len(seeds) > 1 else ([(seeds[0], u)] for u in train(part, seeds[0], stop))
-    for made in together:
+    for made in updates_of(part, stop):
         for seed, update in made:
             updates[seed].append(update)
             if progress is not None:
@@ -173,6 +172,14 @@ def run_part(part: Experiment, progress: Callable | None = None, stop: Stop | No
     peak = memory.bytes()
     results = [Result.of_updates(part, seed, u, _ending(u), peak, about) for seed, u in updates.items()]
     return Result.join(part, results)
+
+
+def updates_of(part: Experiment, stop: Stop | None = None) -> Iterator[list[tuple[int, Update]]]:
+    """Trains a part, and yields for each update a list of (seed, its update): one, or one for each seed."""
+    if len(part.seed_numbers) > 1:
+        return train_together(part, stop)
+    [seed] = part.seed_numbers
+    return ([(seed, update)] for update in train(part, seed, stop))
 
 
 def _ending(updates: list[Update]) -> str:

@@ -1,74 +1,111 @@
-"""AccumulationLab: sliders that rerun a real training, and plots that follow it.
+"""AccumulationLab: controls that rerun a real training, and views that follow it.
 
 Who does what, so that the notebook never freezes and nothing old is ever drawn over something new:
 
     the kernel's main thread   hears the controls, and says which run is the current one
     the worker thread          trains the current run and keeps its updates; it touches no widget
-    the publisher thread       shows the current run: counters about 5 times a second, the plot about twice
+    the publisher thread       shows the current run: counters about 5 times a second, the plots about twice
 
 A run that is no longer the current one is cancelled, and what it still has to say is not shown.
 """
 
 import atexit
-import html
+import io
+import pathlib
 import threading
 import time
 import traceback
 import weakref
-from dataclasses import fields
-
-import ipywidgets as widgets
+from collections.abc import Sequence
+from dataclasses import asdict, fields
 
 from gradlab import checks, runtime
-from gradlab.lab import controls, live_plot, plots
+from gradlab.lab import controls, pins, plots, views
 from gradlab.lab.experiment import Experiment
-from gradlab.lab.training import Update
-from gradlab.lab.training_run import Run, State
+from gradlab.lab.live_run import Pace, Run, State
+from gradlab.lab.panel import NAMES, Panel
+from gradlab.lab.result import Result
+from gradlab.lab.style import to_png
 
 COUNTER_SECONDS = 0.2
-PLOT_SECONDS = 0.5
+PLOT_SECONDS = {"losses": 0.5, "accuracy": 0.5}
+OTHER_PLOT_SECONDS = 1.5
 
 # A short run of a small network: it answers while the hand is still on the slider.
-DEFAULTS = {"model": "dense", "method": "microbatched", "updates": 300, "eval_every": 25}
+DEFAULTS = {"model": "dense", "method": "microbatched", "seeds": 5, "updates": 300, "eval_every": 50}
+_OWN = ("seed", "hide", "lock", "rerun", "against")
 
 
 class AccumulationLab:
-    """Sliders that rerun a real training whenever they move, and live plots of its losses and test accuracy.
+    """Controls that rerun a real training whenever they move, and live views of loss, noise, accuracy and cost.
 
     Args:
-        seed: chooses first weights, order and dropout masks: the same seed shows the same run again.
+        seed: the first of the seeds: the same seed shows the same run again.
+        hide: names of controls, buttons and views not to show.
+        lock: names of controls that cannot be changed.
+        rerun: whether a moved control starts a new run at once.
+        against: what accuracies are drawn against at first: "updates", "examples" or "seconds".
         **preset: any field of `Experiment`; the controls start there.
 
     Raises:
         ValueError: a preset that is no field of `Experiment`, or a value that it does not take.
 
     Example:
-        >>> lab = AccumulationLab(accumulation_steps=10, updates=3)
+        >>> lab = AccumulationLab(accumulation_steps=10, updates=3, seeds=2, hide=("toy",))
         >>> lab
         AccumulationLab: microbatched, dense on mnist, effective batch 1 x 10 x 20 = 200
         >>> lab.run()
         >>> lab.wait().value
         'finished'
-        >>> len(lab.updates)
-        3
+        >>> lab.result.losses.shape     # seed, update, micro-batch
+        (2, 3, 10)
+        >>> AccumulationLab(**lab.to_dict()).experiment == lab.experiment
+        True
     """
 
-    def __init__(self, seed: int = 0, **preset):
-        known = [f.name for f in fields(Experiment)]
+    def __init__(
+        self,
+        seed: int = 0,
+        hide: Sequence[str] = (),
+        lock: Sequence[str] = (),
+        rerun: bool = True,
+        against: str = "updates",
+        **preset,
+    ):
+        known = [field.name for field in fields(Experiment)]
         for name in preset:
             if name not in known:
-                raise ValueError(f"AccumulationLab takes seed, {', '.join(known)}. Received: {name}")
+                raise ValueError(f"AccumulationLab takes {', '.join((*_OWN, *known))}. Received: {name}")
         checks.natural_number("seed", seed)
-        self._experiment = Experiment(**DEFAULTS | preset)
+        checks.positive_integer("seeds", preset.get("seeds", 1))
+        checks.one_of("against", against, plots.X_AXES)
+        self._hide, self._lock_names = (
+            _names("hide", hide, (*controls.TOOLTIPS, *NAMES)),
+            _names("lock", lock, controls.TOOLTIPS),
+        )
+        chosen = DEFAULTS | preset
+        if preset.get("examples") is not None or preset.get("seconds") is not None:
+            chosen["updates"] = preset.get("updates")
+        chosen["seeds"] = tuple(range(seed, seed + chosen["seeds"]))
+        self._preset = self._experiment = Experiment(**chosen)
         runtime.tower_devices(self._experiment.towers)
         self._seed = seed
-        self._lock = threading.RLock()  # guards which run is current, the threads, and every change of a widget
+        self._guard = threading.RLock()  # which run is current, the threads, and every change of a widget
+        self._news = threading.Event()  # the publisher need not wait any longer
         self._current: Run | None = None
-        self._earlier: list[Update] = []
+        self._points: list[views.Point] = []  # of the runs before
         self._refusal = ""  # why the controls' values cannot be run
+        self._writing = False  # the lab itself moves the controls
         self._worker: threading.Thread | None = None
         self._publisher: threading.Thread | None = None
-        self._build()
+        self._controls = controls.build(self._experiment, self._moved, self._hide, self._lock_names)
+        self._pins = pins.Pins(self._repaint)
+        self._panel = Panel(self._controls.view, self._pins.view, rerun, against, self._hide)
+        self.view = self._panel.view
+        self._connect()
+        self._say_batch()
+        self._panel.say("idle", "press Run, or move a control")
+        self._repaint()
         _LABS.add(self)
 
     @property
@@ -77,35 +114,91 @@ class AccumulationLab:
         return self._experiment
 
     @property
-    def updates(self) -> list[Update]:
-        """The updates of the current run so far."""
-        return list(self._current.updates) if self._current else []
+    def result(self) -> Result | None:
+        """What the current run gave so far; None before its first update."""
+        return self._current.result() if self._current else None
+
+    @property
+    def state(self) -> State:
+        """Where the lab is."""
+        return self._current.state if self._current else State.IDLE
+
+    @property
+    def pinned(self) -> list[tuple[str, Result]]:
+        """(name, result) of the runs that were pinned."""
+        return self._pins.runs
 
     def run(self) -> None:
         """Trains what the controls say, from the beginning. A run that is under way is cancelled."""
-        try:
-            self._experiment = controls.read(self._controls, self._experiment)
-        except ValueError as error:
-            with self._lock:
-                self._refusal = str(error)
-                self.stop()
-                self._say("not run", self._refusal)
-            return
-        with self._lock:
-            self._refusal = ""
-            if self._current is not None:
-                self._current.cancel.set()
-                # A run that was cut off at once, by a slider on its way, is nothing to compare with.
-                if len(self._current.updates) >= self._current.experiment.updates / 10:
-                    self._earlier = self._current.updates
-            self._current = Run(self._experiment, self._seed)
-            self._worker = self._worker or _start(self._work)
-            self._publisher = self._publisher or _start(self._publish)
+        self._start(Pace(slow=self._panel.switches["slow"].value))
 
     def stop(self) -> None:
-        """Ends the run after the update that is being made; its plot stays."""
+        """Ends the run within a micro-batch; its plots stay."""
         if self._current is not None:
-            self._current.cancel.set()
+            self._current.stop.set()
+            self._news.set()
+
+    def pause(self, paused: bool = True) -> None:
+        """Holds the run before its next update, or lets it go on."""
+        self._panel.switches["pause"].value = paused
+
+    def step(self, update: bool = False) -> None:
+        """Shows one micro-batch more, or the rest of its window, and then waits. Without a run it begins one."""
+        if self._current is None or self._current.over.is_set():
+            self._start(Pace(paused=True))
+        elif not self._current.pace.paused:
+            self._current.pace.set(paused=True)
+        self._set_pause(True)
+        if self._current is not None:
+            self._current.pace.step(update)
+        self._news.set()
+
+    def reset(self) -> None:
+        """Ends the run, and makes controls and plots what they were at first; pinned runs stay."""
+        self.stop()
+        with self._guard:
+            self._current, self._refusal, self._experiment = None, "", self._preset
+            self._points.clear()
+            self._writing = True
+            self._controls.write(self._preset)
+            self._writing = False
+            self._set_pause(False)
+            self._panel.progress.value = 0
+            self._panel.narrate("")
+            self._panel.say("idle", "press Run, or move a control")
+        self._say_batch()
+        self._repaint()
+
+    def pin(self, name: str | None = None) -> None:
+        """Keeps the run in the plots and in the table, to compare others with."""
+        result = self.result
+        if result is None:
+            self._panel.say(self.state.value, "there is no run to pin yet: press Run")
+            return
+        self._pins.add(name or _name(result.experiment, self._preset), result)
+
+    def to_csv(self, folder: str | pathlib.Path = ".") -> pathlib.Path:
+        """Writes every micro-batch of this run and of the pinned ones to a CSV file; returns its path."""
+        if not self._runs():
+            raise ValueError("there is nothing to write yet: press Run. Received: a lab without a run")
+        return pins.to_csv(self._runs(), pathlib.Path(folder))
+
+    def to_png(self, folder: str | pathlib.Path = ".") -> pathlib.Path:
+        """Writes the views, as they are, to a PNG file; returns its path."""
+        path = pins.new_file(pathlib.Path(folder), "gradlab-views", "png")
+        path.write_bytes(self._picture())
+        return path
+
+    def code(self) -> str:
+        """The Python that repeats what the controls say."""
+        return pins.code(self._experiment)
+
+    def to_dict(self) -> dict:
+        """The lab as a preset: AccumulationLab(**lab.to_dict()) begins where this one is now."""
+        values = {name: value for name, value in asdict(self._experiment).items() if value is not None}
+        values |= {"seeds": len(self._experiment.seed_numbers), "seed": self._seed}
+        own = {"hide": list(self._hide), "lock": list(self._lock_names)}
+        return values | own | {"rerun": self._panel.rerun.value, "against": self._panel.against.value}
 
     def wait(self, timeout: float = 600) -> State:
         """Waits until the run is over and shown, at most so many seconds. Returns its state."""
@@ -114,7 +207,7 @@ class AccumulationLab:
         end = time.monotonic() + timeout
         while (publisher := self._publisher) is not None and time.monotonic() < end:
             publisher.join(end - time.monotonic())
-        return self._current.state
+        return self.state
 
     def close(self) -> None:
         """Stops the run, waits for its threads to end, and takes the widgets off the page."""
@@ -132,54 +225,120 @@ class AccumulationLab:
         )
 
     def _repr_mimebundle_(self, **kwargs) -> dict:
-        return self.view._repr_mimebundle_(**kwargs) | {"text/plain": repr(self)}
+        """The widgets; and where there are none, as on a page that shows a saved notebook, a picture and a table."""
+        bundle = dict(self.view._repr_mimebundle_(**kwargs)) | {"text/plain": repr(self)}
+        if self._runs():
+            bundle |= {"image/png": self._picture(), "text/plain": f"{self!r}\n\n{pins.table(self._runs())}"}
+        return bundle
 
     # The main thread's part: the controls.
 
-    def _build(self) -> None:
-        e = self._experiment
-        self._controls = controls.build(e)
-        for control in self._controls.values():
-            control.observe(lambda change: self._moved(), names="value")
-
-        self._run_button = widgets.Button(description="Run", icon="play", tooltip="Train from the beginning.")
-        self._stop_button = widgets.Button(
-            description="Stop", icon="stop", tooltip="End the run; what was drawn stays.", disabled=True
-        )
-        self._run_button.add_class("gradlab-run").on_click(lambda button: self.run())
-        self._stop_button.add_class("gradlab-stop").on_click(lambda button: self.stop())
-        self._progress = widgets.IntProgress(min=0, max=e.updates, layout={"width": "200px"})
-        self._progress.add_class("gradlab-progress")
-        self._batch = widgets.HTML()
-        self._status = widgets.HTML()
-        self._status.add_class("gradlab-status")
-        self._image = widgets.Image(format="png", width=960, height=380, layout={"max_width": "100%", "height": "auto"})
-        self._image.add_class("gradlab-plot")
-        self._words = widgets.HTML().add_class("gradlab-words")
-        self.view = widgets.VBox(
-            [
-                widgets.Box([*self._controls.values(), self._batch], layout={"flex_flow": "row wrap"}),
-                widgets.HBox([self._run_button, self._stop_button, self._progress]),
-                self._status,
-                self._image,
-                self._words,
-            ]
-        ).add_class("gradlab-lab")
-        self._say_batch()
-        self._say("ready", "press Run, or move a slider")
-        self._paint(None, live_plot.training_figure([], e.updates, _title(e), hint="Press Run, or move a slider"))
+    def _connect(self) -> None:
+        panel = self._panel
+        actions = {
+            "run": self.run,
+            "stop": self.stop,
+            "step_microbatch": self.step,
+            "step_update": lambda: self.step(update=True),
+            "reset": self.reset,
+            "pin": self.pin,
+            "csv": lambda: self._written(self.to_csv),
+            "png": lambda: self._written(self.to_png),
+        }
+        for name, action in actions.items():
+            panel.buttons[name].on_click(lambda _, action=action: action())
+        panel.switches["pause"].observe(lambda change: self._paced(paused=change["new"]), names="value")
+        panel.switches["slow"].observe(lambda change: self._paced(slow=change["new"]), names="value")
+        panel.switches["code"].observe(lambda change: self._list_code(), names="value")
+        panel.against.observe(lambda change: self._repaint(), names="value")
 
     def _moved(self) -> None:
-        self.run()
-        self._say_batch()
+        if self._writing:
+            return
+        if self._read():
+            self._say_batch()
+            if self._panel.rerun.value:
+                self.run()
+            else:
+                self._panel.say(self.state.value, "the controls were moved: press Run")
+            if "toy" in self._panel.shown:
+                self._paint(self._shown(self._current), "toy")
+            self._list_code()
+
+    def _read(self) -> bool:
+        """Takes over what the controls say; what cannot be run is said, and ends the run before."""
+        try:
+            self._experiment = self._controls.read(self._experiment, self._seed)
+        except ValueError as error:
+            with self._guard:
+                self._refusal = str(error)
+                self.stop()
+                self._panel.say("not run", self._refusal)
+            return False
+        self._refusal = ""
+        return True
+
+    def _start(self, pace: Pace) -> None:
+        if not self._read():
+            return
+        with self._guard:
+            if self._current is not None:
+                self._current.stop.set()
+                self._keep_point(self._current)
+            self._set_pause(pace.paused)
+            self._current = Run(self._experiment, pace, news=self._news)
+            self._news.set()
+            self._worker = self._worker or _start(self._work)
+            self._publisher = self._publisher or _start(self._publish)
+
+    def _keep_point(self, run: Run) -> None:
+        result = run.result()
+        if result is not None and min(result.updates) > 4:
+            self._points = [*self._points[-199:], views.Point.of(result)]
+
+    def _paced(self, **pace) -> None:
+        if self._current is not None and not self._writing:
+            self._current.pace.set(**pace)
+            self._news.set()
+
+    def _set_pause(self, paused: bool) -> None:
+        """Shows the switch as it is, without switching."""
+        with self._guard:
+            before, self._writing = self._writing, True
+            self._panel.switches["pause"].value = paused
+            self._writing = before
+
+    def _written(self, write) -> None:
+        try:
+            self._panel.say(self.state.value, f"written: {write().resolve()}")
+        except (OSError, ValueError) as error:
+            self._panel.say(self.state.value, f"not written: {error}")
+
+    def _list_code(self) -> None:
+        self._panel.list_code(self.code() if self._panel.switches["code"].value else "")
+
+    def _say_batch(self) -> None:
+        e = self._experiment
+        factors = [e.towers] * (e.towers > 1) + [e.accumulation_steps, e.microbatch_size]
+        product = " × ".join(str(factor) for factor in factors)
+        law = (e.towers * e.accumulation_steps) ** -0.5
+        with self._guard:
+            self._panel.batch.value = (
+                f"effective batch {product} = <b>{e.effective_batch}</b> examples an update; the law: a window's loss "
+                f"is 1/√k = <b>{law:.2f}</b> times as noisy as a micro-batch's"
+            )
+
+    def _runs(self) -> list[tuple[str, Result]]:
+        result = self.result
+        return ([("this run", result)] if result is not None else []) + self._pins.runs
 
     # The worker's part: it computes, and touches no widget.
 
     def _work(self) -> None:
         while True:
-            with self._lock:
+            with self._guard:
                 run = self._current
-                if run.over.is_set():  # and no newer one came
+                if run is None or run.over.is_set():  # and no newer one came
                     self._worker = None
                     return
             run.work()
@@ -187,67 +346,96 @@ class AccumulationLab:
     # The publisher's part: it shows the current run.
 
     def _publish(self) -> None:
-        shown, painted = None, 0.0
+        painted: dict[str, float] = {}
+        seen = None
         while True:
-            with self._lock:
+            self._news.clear()
+            with self._guard:
                 run = self._current
-            over = run.over.is_set()  # asked first: the updates read after it are then all there will be
+                if run is None:
+                    self._publisher = None
+                    return
+            over, stage = run.over.is_set(), (run, bool(run.updates), run.narration)
             try:
-                if over or run is not shown or time.monotonic() - painted > PLOT_SECONDS:
-                    self._show_plot(run)
-                    shown, painted = run, time.monotonic()
-                self._show_counters(run)  # after the plot: what is called finished is drawn
+                for name in self._panel.shown:
+                    due = time.monotonic() - painted.get(name, 0.0) > PLOT_SECONDS.get(name, OTHER_PLOT_SECONDS)
+                    news = stage != seen and name in PLOT_SECONDS
+                    if (over or due or news) and name != "toy" and run is self._current:
+                        self._paint(self._shown(run), name, run)
+                        painted[name] = time.monotonic()
+                seen = stage
+                self._show_counters(run)  # after the plots: what is called finished is drawn
             except Exception as error:
-                traceback_text = traceback.format_exc()
-                self._say("not shown", f"{type(error).__name__}: {error}", traceback_text)
-                run.cancel.set()
-            with self._lock:
+                with self._guard:
+                    self._panel.say("not shown", f"{type(error).__name__}: {error}", traceback.format_exc())
+                run.stop.set()
+            with self._guard:
                 if over and run is self._current:
                     self._publisher = None
                     return
-            run.over.wait(COUNTER_SECONDS)
+            self._news.wait(COUNTER_SECONDS)
 
     def _show_counters(self, run: Run) -> None:
-        with self._lock:
+        with self._guard:
             if run is not self._current:
                 return
-            self._progress.max = run.experiment.updates
-            self._progress.value = len(run.updates)
-            self._progress.bar_style = {State.FINISHED: "success", State.FAILED: "danger"}.get(run.state, "")
-            self._stop_button.disabled = run.over.is_set()
+            self._panel.progress.value = run.progress
+            self._panel.narrate(run.narration)
             if not self._refusal:  # a run that ends meanwhile does not talk over it
-                self._say(*run.words())
+                self._panel.say(*run.words())
 
-    def _show_plot(self, run: Run) -> None:
-        e = run.experiment
-        self._paint(run, live_plot.training_figure(list(run.updates), e.updates, _title(e), self._earlier))
+    def _shown(self, run: Run | None) -> views.Shown:
+        experiment = run.experiment if run is not None else self._experiment
+        return views.Shown(
+            experiment,
+            _name(experiment, self._preset),
+            run.result() if run is not None else None,
+            *([run.window()] if run is not None else []),
+            pinned=self._pins.runs,
+            points=self._points,
+            against=self._panel.against.value,
+        )
 
-    def _paint(self, run: Run | None, figure) -> None:
-        png = plots.to_png(figure)
-        with self._lock:
-            if run is self._current:
-                self._image.value = png
-                # Read by screen readers, not seen. (An Image with a tooltip is not shown at all by ipywidgets 8.1.)
-                self._words.value = f'<span style="{_HIDDEN}">{html.escape(figure.get_label())}</span>'
+    def _paint(self, shown: views.Shown, name: str, run: Run | None = None) -> None:
+        figure = views.VIEWS[name](shown)
+        png = to_png(figure, compression=1)
+        with self._guard:
+            if run is None or run is self._current:
+                self._panel.paint(name, png, figure.get_label())
 
-    def _say(self, state: str, text: str, details: str = "") -> None:
-        folded = f"<details><summary>details</summary><pre>{html.escape(details)}</pre></details>" if details else ""
-        with self._lock:
-            self._status.value = f'<div role="status"><b>{state}</b>: {html.escape(text)}{folded}</div>'
+    def _repaint(self) -> None:
+        shown = self._shown(self._current)
+        for name in self._panel.shown:
+            self._paint(shown, name)
 
-    def _say_batch(self) -> None:
-        e = self._experiment
-        factors = [e.towers] * (e.towers > 1) + [e.accumulation_steps, e.microbatch_size]
-        product = " × ".join(str(factor) for factor in factors)
-        with self._lock:
-            self._batch.value = f"effective batch {product} = <b>{e.effective_batch}</b> examples an update"
+    def _picture(self) -> bytes:
+        """The views side by side."""
+        from PIL import Image
+
+        images = [Image.open(io.BytesIO(png)) for png in self._panel.images()]
+        columns = min(3, len(images))
+        width, height = max(image.width for image in images), max(image.height for image in images)
+        sheet = Image.new("RGB", (columns * width, -(-len(images) // columns) * height), "white")
+        for number, image in enumerate(images):
+            sheet.paste(image, (number % columns * width, number // columns * height))
+        content = io.BytesIO()
+        sheet.save(content, "PNG")
+        return content.getvalue()
 
 
-_HIDDEN = "position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%)"
+def _name(experiment: Experiment, preset: Experiment) -> str:
+    """A run's name: k and b, and what else differs from the preset."""
+    [name, _] = plots.labels([experiment, preset])
+    shape = f"k = {experiment.accumulation_steps}, b = {experiment.microbatch_size}"
+    rest = [part for part in name.split(", ") if part[:4] not in ("k = ", "b = ") and part != preset.method]
+    return ", ".join([shape, *rest])
 
 
-def _title(e: Experiment) -> str:
-    return f"{e.method}: {e.model} on {e.dataset}, k = {e.accumulation_steps}, b = {e.microbatch_size}"
+def _names(what: str, names: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+    names = (names,) if isinstance(names, str) else tuple(names)
+    for name in names:
+        checks.one_of(f"a name in {what}", name, known)
+    return names
 
 
 def _start(target) -> threading.Thread:

@@ -1,0 +1,125 @@
+"""The lab's page: buttons, switches, views and words, laid out; no behaviour."""
+
+import html
+from collections.abc import Collection
+
+import ipywidgets as widgets
+
+from gradlab.lab.controls import GOES_ON
+from gradlab.lab.plots import X_AXES
+from gradlab.lab.views import VIEWS
+
+# name: label, icon, tooltip
+BUTTONS = {
+    "run": ("Run", "play", "Train from the beginning."),
+    "stop": ("Stop", "stop", "End the run within a micro-batch; what was drawn stays."),
+    "step_microbatch": ("Step: micro-batch", "step-forward", "Pause, and show one micro-batch more."),
+    "step_update": ("Step: update", "fast-forward", "Pause, and show the rest of the window, to its update."),
+    "reset": ("Reset", "undo", "Controls and plots as they were at first; pinned runs stay."),
+    "pin": ("Pin", "thumb-tack", "Keep this run in the plots and in the table, to compare."),
+    "csv": ("CSV", "download", "Write this run and the pinned ones to a CSV file beside the notebook."),
+    "png": ("PNG", "image", "Write the views to a PNG file beside the notebook."),
+}
+SWITCHES = {
+    "pause": ("Pause", "pause", "Hold the run before its next update, or let it go on."),
+    "slow": ("Slow", "hourglass-half", "Name each micro-batch as it is computed, accumulated, averaged and applied."),
+    "code": ("Show code", "code", "The Python that repeats this run."),
+}
+OTHERS = ("rerun", "against", "pins")
+NAMES = (*BUTTONS, *SWITCHES, *OTHERS, *VIEWS)  # what can be hidden beside the controls
+
+_HIDDEN = "position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%)"
+_CSS = """<style>
+.gradlab-lab :focus-visible { outline: 2px solid #0072B2; outline-offset: 1px; }
+.gradlab-view { background: white; border-radius: 4px; margin: 3px; }
+.gradlab-lab .widget-html-content { line-height: 1.5; }
+</style>"""
+
+
+class Panel:
+    """The widgets, by name, and all of them as `view`."""
+
+    def __init__(
+        self, controls: widgets.Widget, pins: widgets.Widget, rerun: bool, against: str, hide: Collection[str]
+    ):
+        self.buttons = {
+            name: widgets.Button(description=label, icon=icon, tooltip=tooltip, layout={"width": "auto"})
+            for name, (label, icon, tooltip) in BUTTONS.items()
+        }
+        self.switches = {
+            name: widgets.ToggleButton(description=label, icon=icon, tooltip=tooltip, layout={"width": "auto"})
+            for name, (label, icon, tooltip) in SWITCHES.items()
+        }
+        for name, widget in (self.buttons | self.switches).items():
+            widget.add_class(f"gradlab-{name}")
+        self.rerun = widgets.Checkbox(
+            rerun, description="rerun when a control moves", indent=False, layout={"width": "220px"}
+        )
+        self.rerun.tooltip = "Off: a moved control waits for Run."
+        self.rerun.add_class("gradlab-rerun")
+        self.against = widgets.Dropdown(
+            options=list(X_AXES), value=against, description="accuracy against", layout={"width": "230px"}
+        )
+        self.against.style = {"description_width": "110px"}
+        self.against.tooltip = "The axis on which all runs are compared."
+        self.against.add_class("gradlab-against")
+        self.progress = widgets.FloatProgress(min=0, max=1, layout={"width": "200px"}).add_class("gradlab-progress")
+        self.batch = widgets.HTML().add_class("gradlab-batch")
+        self._status = widgets.HTML().add_class("gradlab-status")
+        self._narration = widgets.HTML().add_class("gradlab-narration")
+        self.code = widgets.HTML().add_class("gradlab-listing")
+        self.shown = [name for name in VIEWS if name not in hide]
+        self._images, self._words, boxes = {}, {}, []
+        for name in self.shown:
+            self._images[name] = widgets.Image(format="png", layout={"max_width": "100%", "height": "auto"})
+            self._images[name].add_class("gradlab-view").add_class(f"gradlab-view-{name}")
+            self._words[name] = widgets.HTML().add_class(f"gradlab-words-{name}")
+            boxes.append(widgets.VBox([self._images[name], self._words[name]], layout={"max_width": "100%"}))
+
+        def row(*names):
+            shown = [(self.buttons | self.switches)[name] for name in names if name not in hide]
+            return widgets.Box(shown, layout={"flex_flow": "row wrap", "align_items": "center"})
+
+        goes_on = widgets.HTML(GOES_ON)
+        compare = [w for name, w in (("against", self.against), ("rerun", self.rerun)) if name not in hide]
+        lines = [
+            widgets.HTML(_CSS),
+            controls,
+            self.batch,
+            row("run", "pause", "step_microbatch", "step_update", "slow", "stop", "reset"),
+            widgets.Box(
+                [self.progress, *compare, goes_on, row("pin", "csv", "png", "code")],
+                layout={"flex_flow": "row wrap", "align_items": "center"},
+            ),
+            self._status,
+            self._narration,
+            self.code,
+            widgets.Box(boxes, layout={"flex_flow": "row wrap"}),
+            *([] if "pins" in hide else [pins]),
+        ]
+        self.view = widgets.VBox(lines, layout={"overflow": "hidden"}).add_class("gradlab-lab")
+
+    def say(self, state: str, text: str, details: str = "") -> None:
+        """Shows the state, a sentence, and details to fold away."""
+        folded = f"<details><summary>details</summary><pre>{html.escape(details)}</pre></details>" if details else ""
+        self._status.value = f'<div role="status"><b>{state}</b>: {html.escape(text)}{folded}</div>'
+
+    def narrate(self, text: str) -> None:
+        """Shows what slow motion says."""
+        value = f'<div role="log" aria-live="polite">{html.escape(text)}</div>' if text else ""
+        if value != self._narration.value:
+            self._narration.value = value
+
+    def list_code(self, text: str) -> None:
+        """Shows a listing, or none."""
+        self.code.value = f"<pre>{html.escape(text)}</pre>" if text else ""
+
+    def paint(self, name: str, png: bytes, words: str) -> None:
+        """Shows a view, and its words to those who do not see it."""
+        self._images[name].value = png
+        # An Image with a tooltip is not shown at all by ipywidgets 8.1; so the words stand beside it, unseen.
+        self._words[name].value = f'<span style="{_HIDDEN}">{html.escape(words)}</span>'
+
+    def images(self) -> list[bytes]:
+        """The views as they are shown now."""
+        return [bytes(self._images[name].value) for name in self.shown if self._images[name].value]

@@ -1,0 +1,132 @@
+"""A toy that answers at once: noisy descent on a two-dimensional quadratic, in NumPy alone.
+
+The loss is L(w) = (h1 w1^2 + h2 w2^2) / 2. A micro-batch's gradient is the true one, h w, plus noise of standard
+deviation s in each direction; a window averages k of them, so its noise is s / sqrt(k). Descent w <- w - r g never
+comes to rest at 0: it settles where the noise that each update brings is what the descent takes out. In each direction
+
+    variance of w = r s^2 / (k h (2 - r h))        so        mean loss = sum over directions of  r s^2 / (2 k (2 - r h))
+
+the noise floor (from v = (1 - r h)^2 v + r^2 s^2 / k). Halve it: double k, or halve the learning rate.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from gradlab import checks
+from gradlab.lab.style import FAINT, STYLES
+
+CURVATURE = np.array([0.4, 1.6])  # h: a valley, steeper one way
+START = np.array([-4.0, 2.2])
+
+
+@dataclass(frozen=True)
+class Descent:
+    """A descent on the quadratic.
+
+    Attributes:
+        path: the weights before each update, and after the last; shape (updates + 1, 2).
+        losses: of these weights, shape (updates + 1,).
+        gradients: the micro-batches' gradients of the update that is looked at, shape (k, 2).
+        looked_at: the number of that update.
+        floor: the mean loss that it settles at, in closed form.
+    """
+
+    path: np.ndarray
+    losses: np.ndarray
+    gradients: np.ndarray
+    looked_at: int
+    floor: float
+
+    @property
+    def mean(self) -> np.ndarray:
+        """The mean gradient of the update that is looked at."""
+        return self.gradients.mean(axis=0)
+
+
+def noise_floor(accumulation_steps: int, learning_rate: float = 0.3, noise: float = 2.0) -> float:
+    """The mean loss that the descent settles at.
+
+    >>> round(noise_floor(1) / noise_floor(16), 6)
+    16.0
+    """
+    _check(accumulation_steps, learning_rate, noise)
+    return float((learning_rate * noise**2 / (2 * accumulation_steps * (2 - learning_rate * CURVATURE))).sum())
+
+
+def descend(
+    accumulation_steps: int, learning_rate: float = 0.3, noise: float = 2.0, updates: int = 60, seed: int = 0
+) -> Descent:
+    """Descends with windows of noisy gradients. The same seed draws the same noise whatever the learning rate.
+
+    Args:
+        accumulation_steps: k, the micro-batches of a window.
+        learning_rate: below 1.25, where the steep direction begins to diverge.
+        noise: the standard deviation of a micro-batch's gradient in each direction.
+        updates: how many.
+        seed: of the noise.
+    """
+    _check(accumulation_steps, learning_rate, noise)
+    checks.positive_integer("updates", updates)
+    checks.natural_number("seed", seed)
+    drawn = noise * np.random.default_rng(seed).normal(size=[updates, accumulation_steps, 2])
+    path, looked_at = [START], min(2, updates - 1)
+    for each in drawn:
+        path.append(path[-1] - learning_rate * (CURVATURE * path[-1] + each.mean(axis=0)))
+    path = np.array(path)
+    return Descent(
+        path=path,
+        losses=(CURVATURE * path**2).sum(axis=1) / 2,
+        gradients=CURVATURE * path[looked_at] + drawn[looked_at],
+        looked_at=looked_at,
+        floor=noise_floor(accumulation_steps, learning_rate, noise),
+    )
+
+
+def figure(descent: Descent, size: tuple[float, float] = (4.2, 3.0)) -> Figure:
+    """Draws the path in the valley, one window's gradients as arrows (against them it goes), and the loss.
+
+    Returns:
+        A figure; its text alternative is `figure.get_label()`.
+    """
+    made = Figure(figsize=size, dpi=100)
+    valley, losses = made.subplots(1, 2, width_ratios=(3, 2), gridspec_kw={"wspace": 0.34})
+    made.subplots_adjust(left=0.1, right=0.97, bottom=0.17, top=0.88)
+    angle = np.linspace(0, 2 * np.pi, 60)
+    for level in (0.5, 2, 5, 9):
+        radii = np.sqrt(2 * level / CURVATURE)
+        valley.plot(radii[0] * np.cos(angle), radii[1] * np.sin(angle), color="#bbbbbb", linewidth=0.8)
+    valley.plot(*descent.path.T, color=STYLES[0]["color"], linewidth=1, marker=".", markersize=3)
+    at = descent.path[descent.looked_at]
+    arrows = {"angles": "xy", "scale_units": "xy", "scale": 2.0, "headwidth": 4}
+    valley.quiver(
+        *np.tile(at, [len(descent.gradients), 1]).T, *-descent.gradients.T, color=FAINT, **arrows, width=0.006
+    )
+    valley.quiver(*at, *-descent.mean, color=STYLES[1]["color"], **arrows, width=0.016)
+    valley.set(xlim=(-6.5, 5.5), ylim=(-4.5, 4.5), xticks=[], yticks=[], xlabel="weight 1", ylabel="weight 2")
+    losses.semilogy(np.maximum(descent.losses, 1e-6), color=STYLES[0]["color"], linewidth=1)
+    losses.axhline(descent.floor, color=STYLES[1]["color"], linestyle="--", linewidth=1.5)
+    losses.set(xlabel="updates", ylim=(3e-3, 20))
+    valley.set_title("toy: gradients, their mean, the path", fontsize=8, loc="left")
+    losses.set_title("loss, noise floor (--)", fontsize=8, loc="left")
+    for axes in (valley, losses):
+        axes.tick_params(labelsize=7)
+        axes.xaxis.label.set_size(8)
+        axes.yaxis.label.set_size(8)
+    k = len(descent.gradients)
+    spread = np.linalg.norm(descent.gradients - descent.mean, axis=1).mean() if k > 1 else 0.0
+    made.set_label(
+        f"Toy: {k} micro-batch gradients scatter by {spread:.1f} around their mean of length "
+        f"{np.linalg.norm(descent.mean):.1f}; the loss settles near {descent.floor:.3f}."
+    )
+    return made
+
+
+def _check(accumulation_steps, learning_rate, noise) -> None:
+    checks.positive_integer("accumulation_steps", accumulation_steps)
+    checks.positive_number("learning_rate", learning_rate)
+    checks.positive_number("noise", noise)
+    limit = 2 / CURVATURE.max()
+    if learning_rate >= limit:
+        raise ValueError(f"learning_rate must be below {limit:g}, or the toy diverges. Received: {learning_rate!r}")
