@@ -144,8 +144,8 @@ def test_an_old_run_is_never_shown_over_a_new_one(make):
     lab.stop()
     lab.wait()
     before = view(lab), status(lab), lab._panel.progress.value
-    lab._show_counters(old)
-    lab._paint(lab._shown(old), "losses", old)
+    lab._publisher.show_counters(old)
+    lab._publisher.paint(lab._shown(old), "losses", old)
     assert (view(lab), status(lab), lab._panel.progress.value) == before
 
 

@@ -93,12 +93,12 @@ def build(experiment: Experiment, moved: Callable[[], None], hide: Collection, l
             name, name.replace("learning_", "learning ")
         ) + letters.get(name, "")
         widget.tooltip = TOOLTIPS[name]
-        widget.style = {"description_width": "140px"}
-        widget.layout = {"width": "340px"}
+        widget.style = {"description_width": "160px"}
+        widget.layout = {"width": "370px"}
         widget.disabled = name in lock
         widget.add_class(f"gradlab-{name}")
         if name not in hide:
-            rows.append(widgets.HBox([widget, widgets.HTML(_STARTS_ANEW)]))
+            rows.append(widgets.HBox([widget, widgets.HTML(_STARTS_ANEW)], layout={"align_items": "center"}))
 
     def follow(change=None):
         """Towers are for the methods and devices that have them; a kind of budget brings its number."""

@@ -1,6 +1,7 @@
 """The lab's page: buttons, switches, views and words, laid out; no behaviour."""
 
 import html
+import io
 from collections.abc import Collection
 
 import ipywidgets as widgets
@@ -31,7 +32,7 @@ NAMES = (*BUTTONS, *SWITCHES, *OTHERS, *VIEWS)  # what can be hidden beside the 
 _HIDDEN = "position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%)"
 _CSS = """<style>
 .gradlab-lab :focus-visible { outline: 2px solid #0072B2; outline-offset: 1px; }
-.gradlab-view { background: white; border-radius: 4px; margin: 3px; }
+.gradlab-view { background: white; border-radius: 4px; padding: 2px; box-sizing: border-box; }
 .gradlab-lab .widget-html-content { line-height: 1.5; }
 </style>"""
 
@@ -58,9 +59,9 @@ class Panel:
         self.rerun.tooltip = "Off: a moved control waits for Run."
         self.rerun.add_class("gradlab-rerun")
         self.against = widgets.Dropdown(
-            options=list(X_AXES), value=against, description="accuracy against", layout={"width": "230px"}
+            options=list(X_AXES), value=against, description="accuracy against", layout={"width": "240px"}
         )
-        self.against.style = {"description_width": "110px"}
+        self.against.style = {"description_width": "125px"}
         self.against.tooltip = "The axis on which all runs are compared."
         self.against.add_class("gradlab-against")
         self.progress = widgets.FloatProgress(min=0, max=1, layout={"width": "200px"}).add_class("gradlab-progress")
@@ -71,10 +72,10 @@ class Panel:
         self.shown = [name for name in VIEWS if name not in hide]
         self._images, self._words, boxes = {}, {}, []
         for name in self.shown:
-            self._images[name] = widgets.Image(format="png", layout={"max_width": "100%", "height": "auto"})
+            self._images[name] = widgets.Image(format="png", layout={"width": "100%", "height": "auto"})
             self._images[name].add_class("gradlab-view").add_class(f"gradlab-view-{name}")
             self._words[name] = widgets.HTML().add_class(f"gradlab-words-{name}")
-            boxes.append(widgets.VBox([self._images[name], self._words[name]], layout={"max_width": "100%"}))
+            boxes.append(widgets.VBox([self._images[name], self._words[name]]))
 
         def row(*names):
             shown = [(self.buttons | self.switches)[name] for name in names if name not in hide]
@@ -94,7 +95,7 @@ class Panel:
             self._status,
             self._narration,
             self.code,
-            widgets.Box(boxes, layout={"flex_flow": "row wrap"}),
+            widgets.GridBox(boxes, layout={"grid_template_columns": "repeat(auto-fill, minmax(290px, 1fr))"}),
             *([] if "pins" in hide else [pins]),
         ]
         self.view = widgets.VBox(lines, layout={"overflow": "hidden"}).add_class("gradlab-lab")
@@ -120,6 +121,16 @@ class Panel:
         # An Image with a tooltip is not shown at all by ipywidgets 8.1; so the words stand beside it, unseen.
         self._words[name].value = f'<span style="{_HIDDEN}">{html.escape(words)}</span>'
 
-    def images(self) -> list[bytes]:
-        """The views as they are shown now."""
-        return [bytes(self._images[name].value) for name in self.shown if self._images[name].value]
+    def picture(self) -> bytes:
+        """The views as they are shown now, side by side, as one PNG image."""
+        from PIL import Image
+
+        images = [Image.open(io.BytesIO(bytes(self._images[name].value))) for name in self.shown]
+        columns = max(1, min(3, len(images)))
+        width, height = (max((getattr(image, side) for image in images), default=1) for side in ("width", "height"))
+        sheet = Image.new("RGB", (columns * width, max(1, -(-len(images) // columns)) * height), "white")
+        for number, image in enumerate(images):
+            sheet.paste(image, (number % columns * width, number // columns * height))
+        content = io.BytesIO()
+        sheet.save(content, "PNG")
+        return content.getvalue()

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from gradlab.lab import datasets, methods, models, optimizers
 from gradlab.lab.experiment import Experiment
-from gradlab.lab.training import Budget, Stop, Update, accuracy_measure, windows
+from gradlab.lab.training import Budget, Stop, Update, accuracy_measure, borrowed, windows
 
 
 def can_run_together(experiment: Experiment) -> bool:
@@ -31,14 +31,24 @@ def train_together(experiment: Experiment, stop: Stop | None = None) -> Iterator
     data = datasets.load(experiment.dataset)
     model = models.build(experiment.model, data.train_images.shape[1:])
     seeds = experiment.seed_numbers
-    trainer = _Together(model, experiment, [model.initial_weights(seed) for seed in seeds])
     test_accuracy = accuracy_measure(experiment.dataset, experiment.model)
     budgets = {i: Budget(experiment) for i in range(len(seeds))}
-    with (stop or Stop()).calling(trainer.cancel):
+    kind = "together", len(seeds), experiment.model, experiment.dataset, experiment.optimizer
+    with (
+        borrowed(kind, lambda: _Together(model, len(seeds), experiment.optimizer)) as trainer,
+        (stop or Stop()).calling(trainer.cancel),
+    ):
+        trainer.reset([model.initial_weights(seed) for seed in seeds])
+        if stop is not None and stop.is_set():
+            return
         for rows in zip(*(windows(experiment, seed) for seed in seeds)):
             began = time.perf_counter()
+            whole = experiment.method == "large_batch"
+            size = len(rows[0]) if whole else experiment.microbatch_size
             try:
-                results = trainer.update(data.train_images, data.train_labels, np.array(rows))
+                results = trainer.update(
+                    data.train_images, data.train_labels, np.array(rows), size, experiment.learning_rate
+                )
             except methods.Cancelled:
                 return
             seconds = time.perf_counter() - began
@@ -55,28 +65,36 @@ def train_together(experiment: Experiment, stop: Stop | None = None) -> Iterator
 class _Together:
     """The weights of all seeds, and an update of them all as one compiled function."""
 
-    def __init__(self, model: models.Model, experiment: Experiment, initial: Sequence[dict]):
-        self._model, self._experiment = model, experiment
+    def __init__(self, model: models.Model, seeds: int, optimizer: str):
+        self._model = model
         self._variables = {}
-        for name in model.shapes:
-            stacked = np.stack([weights[name] for weights in initial])
+        for name, shape in model.shapes.items():
             # A bias is added to all examples of its seed.
-            stacked = stacked[:, np.newaxis] if name.endswith("bias") else stacked
-            self._variables[name] = tf.Variable(stacked, name=name)
-        self._optimizer = optimizers.keras_optimizer(optimizers.OptimizerConfig(experiment.optimizer))
+            shape = (1, *shape) if name.endswith("bias") else shape
+            self._variables[name] = tf.Variable(tf.zeros([seeds, *shape]), name=name)
+        self._optimizer = optimizers.keras_optimizer(optimizers.OptimizerConfig(optimizer))
         self._optimizer.build(list(self._variables.values()))
-        self._optimizer.learning_rate = experiment.learning_rate
         with tf.device("/CPU:0"):
             self._cancelled = tf.Variable(False)
         self._compiled = tf.function(
             self._update,
             autograph=False,
             input_signature=[
-                tf.TensorSpec([len(initial), None, *model.input_shape]),
-                tf.TensorSpec([len(initial), None], tf.int32),
+                tf.TensorSpec([seeds, None, *model.input_shape]),
+                tf.TensorSpec([seeds, None], tf.int32),
+                tf.TensorSpec([], tf.int32),
+                tf.TensorSpec([], tf.float64),
             ],
         )
         self._compiled.get_concrete_function()  # traced now: an update's seconds are to tell of updates alone
+
+    def reset(self, initial: Sequence[dict]) -> None:
+        """Begins anew: each seed gets its weights, the optimizer forgets."""
+        self._cancelled.assign(False)
+        for name, variable in self._variables.items():
+            variable.assign(np.stack([weights[name] for weights in initial]).reshape(variable.shape))
+        for variable in self._optimizer.variables:
+            variable.assign(np.zeros(variable.shape))
 
     def cancel(self) -> None:
         self._cancelled.assign(True)
@@ -85,17 +103,17 @@ class _Together:
         """One seed's weights."""
         return {name: self._variables[name][index].numpy().reshape(shape) for name, shape in self._model.shapes.items()}
 
-    def update(self, images, labels, rows) -> list[methods.Microbatches]:
+    def update(self, images, labels, rows, microbatch_size: int, learning_rate: float) -> list[methods.Microbatches]:
         """An update of each seed with its rows, shape (seeds, examples)."""
-        *seen, window_norms = (value.numpy() for value in self._compiled(images[rows], labels[rows]))
+        found = self._compiled(images[rows], labels[rows], np.int32(microbatch_size), np.float64(learning_rate))
+        *seen, window_norms = (value.numpy() for value in found)
         if self._cancelled.numpy():
             raise methods.Cancelled
         losses, weights, norms = seen
         return [methods.Microbatches(losses[i], weights, norms[i], window_norms[i]) for i in range(len(rows))]
 
-    def _update(self, images, labels):
+    def _update(self, images, labels, size, learning_rate):
         examples = tf.shape(labels)[1]
-        size = examples if self._experiment.method == "large_batch" else self._experiment.microbatch_size
         steps = -(-examples // size)
         variables = list(self._variables.values())
 
@@ -119,6 +137,7 @@ class _Together:
             parallel_iterations=2,  # these networks are small: two micro-batches at once fit, and use two cores
         )
         mean = [total / tf.cast(examples, tf.float32) for total in sums]
+        self._optimizer.learning_rate = learning_rate
         self._optimizer.apply(mean, variables)
         losses, weights, norms = (array.stack() for array in arrays)
         return tf.transpose(losses), weights, tf.transpose(norms), _squared_norms(mean)

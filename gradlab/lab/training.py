@@ -106,7 +106,7 @@ def train(experiment: Experiment, seed: int = 0, stop: Stop | None = None) -> It
     model = models.build(experiment.model, data.train_images.shape[1:])
     test_accuracy = accuracy_measure(experiment.dataset, experiment.model)
     budget = Budget(experiment)
-    with _borrowed(experiment, model) as method:
+    with borrowed(_kind(experiment), lambda: _build(experiment, model)) as method:
         method.reset(model.initial_weights(seed))
         with (stop or Stop()).calling(method.cancel):
             seen = 0  # micro-batches so far: their number chooses the dropout masks
@@ -190,27 +190,32 @@ _idle: dict[tuple, list] = defaultdict(list)
 _idle_lock = threading.Lock()
 
 
+@contextmanager
+def borrowed(kind: tuple, build: Callable) -> Iterator:
+    """Something of this kind for a while: one that waits, or a new one."""
+    with _idle_lock:
+        waiting = _idle[kind]
+        one = waiting.pop() if waiting else None
+    if one is None:
+        one = build()
+    try:
+        yield one
+    finally:
+        with _idle_lock:
+            waiting.append(one)
+
+
 def _kind(experiment: Experiment) -> tuple:
     return experiment.method, experiment.model, experiment.dataset, experiment.optimizer, experiment.towers
 
 
-@contextmanager
-def _borrowed(experiment: Experiment, model: models.Model) -> Iterator[methods.Method]:
-    """The experiment's method: one that waits, or a new one."""
-    with _idle_lock:
-        waiting = _idle[_kind(experiment)]
-        method = waiting.pop() if waiting else None
-    if method is None:
-        optimizer = optimizers.OptimizerConfig(experiment.optimizer)
-        method = methods.build(experiment.method, model, optimizer, towers=experiment.towers)
-        # The first update traces and plans; a training's seconds are to tell of updates alone.
-        method.reset(model.initial_weights(0))
-        method.update(np.zeros([1, *model.input_shape]), np.zeros(1, int), 1, 0.0)
-    try:
-        yield method
-    finally:
-        with _idle_lock:
-            waiting.append(method)
+def _build(experiment: Experiment, model: models.Model) -> methods.Method:
+    optimizer = optimizers.OptimizerConfig(experiment.optimizer)
+    method = methods.build(experiment.method, model, optimizer, towers=experiment.towers)
+    # The first update traces and plans; a training's seconds are to tell of updates alone.
+    method.reset(model.initial_weights(0))
+    method.update(np.zeros([1, *model.input_shape]), np.zeros(1, int), 1, 0.0)
+    return method
 
 
 @functools.lru_cache(maxsize=8)

@@ -13,7 +13,7 @@ from gradlab.lab.result import Result
 from gradlab.lab.style import FAINT, GREY, STYLES, against_k, plain_numbers
 
 MEBIBYTE = 2**20
-SIZE = (4.2, 3.1)  # inches of 100 pixels
+SIZE = (3.8, 2.9)  # inches of 100 pixels
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,8 @@ A run that is no longer the current one is cancelled, and what it still has to s
 """
 
 import atexit
-import io
 import pathlib
 import threading
-import time
-import traceback
 import weakref
 from collections.abc import Sequence
 from dataclasses import asdict, fields
@@ -24,12 +21,8 @@ from gradlab.lab import controls, pins, plots, views
 from gradlab.lab.experiment import Experiment
 from gradlab.lab.live_run import Pace, Run, State
 from gradlab.lab.panel import NAMES, Panel
+from gradlab.lab.publisher import Publisher, start_thread
 from gradlab.lab.result import Result
-from gradlab.lab.style import to_png
-
-COUNTER_SECONDS = 0.2
-PLOT_SECONDS = {"losses": 0.5, "accuracy": 0.5}
-OTHER_PLOT_SECONDS = 1.5
 
 # A short run of a small network: it answers while the hand is still on the slider.
 DEFAULTS = {"model": "dense", "method": "microbatched", "seeds": 5, "updates": 300, "eval_every": 50}
@@ -91,16 +84,14 @@ class AccumulationLab:
         runtime.tower_devices(self._experiment.towers)
         self._seed = seed
         self._guard = threading.RLock()  # which run is current, the threads, and every change of a widget
-        self._news = threading.Event()  # the publisher need not wait any longer
         self._current: Run | None = None
         self._points: list[views.Point] = []  # of the runs before
-        self._refusal = ""  # why the controls' values cannot be run
         self._writing = False  # the lab itself moves the controls
         self._worker: threading.Thread | None = None
-        self._publisher: threading.Thread | None = None
         self._controls = controls.build(self._experiment, self._moved, self._hide, self._lock_names)
         self._pins = pins.Pins(self._repaint)
         self._panel = Panel(self._controls.view, self._pins.view, rerun, against, self._hide)
+        self._publisher = Publisher(self._panel, self._guard, lambda: self._current, self._shown)
         self.view = self._panel.view
         self._connect()
         self._say_batch()
@@ -136,7 +127,7 @@ class AccumulationLab:
         """Ends the run within a micro-batch; its plots stay."""
         if self._current is not None:
             self._current.stop.set()
-            self._news.set()
+            self._publisher.wake()
 
     def pause(self, paused: bool = True) -> None:
         """Holds the run before its next update, or lets it go on."""
@@ -151,13 +142,13 @@ class AccumulationLab:
         self._set_pause(True)
         if self._current is not None:
             self._current.pace.step(update)
-        self._news.set()
+        self._publisher.wake()
 
     def reset(self) -> None:
         """Ends the run, and makes controls and plots what they were at first; pinned runs stay."""
         self.stop()
         with self._guard:
-            self._current, self._refusal, self._experiment = None, "", self._preset
+            self._current, self._publisher.refusal, self._experiment = None, "", self._preset
             self._points.clear()
             self._writing = True
             self._controls.write(self._preset)
@@ -186,7 +177,7 @@ class AccumulationLab:
     def to_png(self, folder: str | pathlib.Path = ".") -> pathlib.Path:
         """Writes the views, as they are, to a PNG file; returns its path."""
         path = pins.new_file(pathlib.Path(folder), "gradlab-views", "png")
-        path.write_bytes(self._picture())
+        path.write_bytes(self._panel.picture())
         return path
 
     def code(self) -> str:
@@ -204,18 +195,19 @@ class AccumulationLab:
         """Waits until the run is over and shown, at most so many seconds. Returns its state."""
         if self._current is None:
             raise RuntimeError("AccumulationLab.wait needs a run: call run() first")
-        end = time.monotonic() + timeout
-        while (publisher := self._publisher) is not None and time.monotonic() < end:
-            publisher.join(end - time.monotonic())
+        self._publisher.join(timeout)
         return self.state
 
     def close(self) -> None:
         """Stops the run, waits for its threads to end, and takes the widgets off the page."""
         self.stop()
-        for thread in (self._worker, self._publisher):
-            if thread is not None:
-                thread.join(10)
+        self._join()
         self.view.close()
+
+    def _join(self) -> None:
+        if (worker := self._worker) is not None:
+            worker.join(10)
+        self._publisher.join(10)
 
     def __repr__(self) -> str:
         e = self._experiment
@@ -228,7 +220,7 @@ class AccumulationLab:
         """The widgets; and where there are none, as on a page that shows a saved notebook, a picture and a table."""
         bundle = dict(self.view._repr_mimebundle_(**kwargs)) | {"text/plain": repr(self)}
         if self._runs():
-            bundle |= {"image/png": self._picture(), "text/plain": f"{self!r}\n\n{pins.table(self._runs())}"}
+            bundle |= {"image/png": self._panel.picture(), "text/plain": f"{self!r}\n\n{pins.table(self._runs())}"}
         return bundle
 
     # The main thread's part: the controls.
@@ -262,7 +254,7 @@ class AccumulationLab:
             else:
                 self._panel.say(self.state.value, "the controls were moved: press Run")
             if "toy" in self._panel.shown:
-                self._paint(self._shown(self._current), "toy")
+                self._publisher.paint(self._shown(None), "toy")
             self._list_code()
 
     def _read(self) -> bool:
@@ -271,11 +263,11 @@ class AccumulationLab:
             self._experiment = self._controls.read(self._experiment, self._seed)
         except ValueError as error:
             with self._guard:
-                self._refusal = str(error)
+                self._publisher.refusal = str(error)
                 self.stop()
-                self._panel.say("not run", self._refusal)
+                self._panel.say("not run", self._publisher.refusal)
             return False
-        self._refusal = ""
+        self._publisher.refusal = ""
         return True
 
     def _start(self, pace: Pace) -> None:
@@ -286,10 +278,9 @@ class AccumulationLab:
                 self._current.stop.set()
                 self._keep_point(self._current)
             self._set_pause(pace.paused)
-            self._current = Run(self._experiment, pace, news=self._news)
-            self._news.set()
-            self._worker = self._worker or _start(self._work)
-            self._publisher = self._publisher or _start(self._publish)
+            self._current = Run(self._experiment, pace, news=self._publisher.news)
+            self._worker = self._worker or start_thread(self._work, "gradlab-worker")
+            self._publisher.wake()
 
     def _keep_point(self, run: Run) -> None:
         result = run.result()
@@ -299,7 +290,7 @@ class AccumulationLab:
     def _paced(self, **pace) -> None:
         if self._current is not None and not self._writing:
             self._current.pace.set(**pace)
-            self._news.set()
+            self._publisher.wake()
 
     def _set_pause(self, paused: bool) -> None:
         """Shows the switch as it is, without switching."""
@@ -328,6 +319,18 @@ class AccumulationLab:
                 f"is 1/√k = <b>{law:.2f}</b> times as noisy as a micro-batch's"
             )
 
+    def _shown(self, run: Run | None) -> views.Shown:
+        experiment = run.experiment if run is not None else self._experiment
+        seen = {} if run is None else {"result": run.result(), "window": run.window()}
+        name = f"now: {_name(experiment, self._preset)}"
+        against = self._panel.against.value
+        return views.Shown(experiment, name, **seen, pinned=self._pins.runs, points=self._points, against=against)
+
+    def _repaint(self) -> None:
+        shown = self._shown(self._current)
+        for name in self._panel.shown:
+            self._publisher.paint(shown, name)
+
     def _runs(self) -> list[tuple[str, Result]]:
         result = self.result
         return ([("this run", result)] if result is not None else []) + self._pins.runs
@@ -342,85 +345,6 @@ class AccumulationLab:
                     self._worker = None
                     return
             run.work()
-
-    # The publisher's part: it shows the current run.
-
-    def _publish(self) -> None:
-        painted: dict[str, float] = {}
-        seen = None
-        while True:
-            self._news.clear()
-            with self._guard:
-                run = self._current
-                if run is None:
-                    self._publisher = None
-                    return
-            over, stage = run.over.is_set(), (run, bool(run.updates), run.narration)
-            try:
-                for name in self._panel.shown:
-                    due = time.monotonic() - painted.get(name, 0.0) > PLOT_SECONDS.get(name, OTHER_PLOT_SECONDS)
-                    news = stage != seen and name in PLOT_SECONDS
-                    if (over or due or news) and name != "toy" and run is self._current:
-                        self._paint(self._shown(run), name, run)
-                        painted[name] = time.monotonic()
-                seen = stage
-                self._show_counters(run)  # after the plots: what is called finished is drawn
-            except Exception as error:
-                with self._guard:
-                    self._panel.say("not shown", f"{type(error).__name__}: {error}", traceback.format_exc())
-                run.stop.set()
-            with self._guard:
-                if over and run is self._current:
-                    self._publisher = None
-                    return
-            self._news.wait(COUNTER_SECONDS)
-
-    def _show_counters(self, run: Run) -> None:
-        with self._guard:
-            if run is not self._current:
-                return
-            self._panel.progress.value = run.progress
-            self._panel.narrate(run.narration)
-            if not self._refusal:  # a run that ends meanwhile does not talk over it
-                self._panel.say(*run.words())
-
-    def _shown(self, run: Run | None) -> views.Shown:
-        experiment = run.experiment if run is not None else self._experiment
-        return views.Shown(
-            experiment,
-            _name(experiment, self._preset),
-            run.result() if run is not None else None,
-            *([run.window()] if run is not None else []),
-            pinned=self._pins.runs,
-            points=self._points,
-            against=self._panel.against.value,
-        )
-
-    def _paint(self, shown: views.Shown, name: str, run: Run | None = None) -> None:
-        figure = views.VIEWS[name](shown)
-        png = to_png(figure, compression=1)
-        with self._guard:
-            if run is None or run is self._current:
-                self._panel.paint(name, png, figure.get_label())
-
-    def _repaint(self) -> None:
-        shown = self._shown(self._current)
-        for name in self._panel.shown:
-            self._paint(shown, name)
-
-    def _picture(self) -> bytes:
-        """The views side by side."""
-        from PIL import Image
-
-        images = [Image.open(io.BytesIO(png)) for png in self._panel.images()]
-        columns = min(3, len(images))
-        width, height = max(image.width for image in images), max(image.height for image in images)
-        sheet = Image.new("RGB", (columns * width, -(-len(images) // columns) * height), "white")
-        for number, image in enumerate(images):
-            sheet.paste(image, (number % columns * width, number // columns * height))
-        content = io.BytesIO()
-        sheet.save(content, "PNG")
-        return content.getvalue()
 
 
 def _name(experiment: Experiment, preset: Experiment) -> str:
@@ -438,12 +362,6 @@ def _names(what: str, names: Sequence[str], known: Sequence[str]) -> tuple[str, 
     return names
 
 
-def _start(target) -> threading.Thread:
-    thread = threading.Thread(target=target, name=f"gradlab-{target.__name__}", daemon=True)
-    thread.start()
-    return thread
-
-
 _LABS: weakref.WeakSet = weakref.WeakSet()
 
 
@@ -453,6 +371,4 @@ def _stop_all() -> None:
     for lab in list(_LABS):
         lab.stop()
     for lab in list(_LABS):
-        for thread in (lab._worker, lab._publisher):
-            if thread is not None:
-                thread.join(10)
+        lab._join()
