@@ -2,15 +2,18 @@
 PYTHON  ?= python3
 PORT    ?= 8888
 BROWSER ?= yes
+HOST    ?= 127.0.0.1
+THEME   ?= light
 
 # A port that was asked for is the port or an error; the usual one moves on when it is taken.
 PORT_FLAGS := $(if $(filter file,$(origin PORT)),,--ServerApp.port_retries=0)
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test bench notebooks lock clean
+.PHONY: help lab app test bench notebooks lock clean
 
 help:
 	@echo "make lab         open the notebooks in JupyterLab; on a server: make lab PORT=9000 BROWSER=no"
+	@echo "make app         serve the lab alone, for a classroom: make app HOST=0.0.0.0 lets others in"
 	@echo "make test        run the tests and the notebooks"
 	@echo "make bench       time the methods side by side"
 	@echo "make notebooks   run the notebooks and keep their outputs"
@@ -25,6 +28,11 @@ lab: .venv/ready
 	@exec .venv/bin/python -m jupyterlab --ip=127.0.0.1 --port=$(PORT) $(PORT_FLAGS) \
 	    --ServerApp.root_dir="$(CURDIR)/notebooks" --LabApp.default_url=/lab/tree/00_start_here.ipynb $(LAB_FLAGS)
 
+app: .venv/ready
+	@echo "gradlab: serving the lab on $(HOST):$(PORT); stop it with Ctrl-C."
+	@exec .venv/bin/python -m voila --Voila.ip=$(HOST) --port=$(PORT) $(if $(filter no,$(BROWSER)),--no-browser) \
+	    --VoilaConfiguration.theme=$(THEME) notebooks/app/lab.ipynb
+
 test: .venv/ready
 	.venv/bin/python -m pytest --nbval --nbval-sanitize-with tests/nbval_sanitize.cfg tests notebooks gradlab
 
@@ -34,10 +42,10 @@ bench: .venv/ready
 notebooks: .venv/ready
 	.venv/bin/python -m jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.store_widget_state=False \
 	    --ClearMetadataPreprocessor.enabled=True \
-	    --ClearMetadataPreprocessor.clear_notebook_metadata=False notebooks/*.ipynb
+	    --ClearMetadataPreprocessor.clear_notebook_metadata=False notebooks/*.ipynb notebooks/app/*.ipynb
 
 lock: .venv/ready
-	.venv/bin/uv pip compile --universal --python-version 3.10 --generate-hashes --extra dev --extra cluster --upgrade \
+	.venv/bin/uv pip compile --universal --python-version 3.10 --generate-hashes --extra dev --extra app --extra cluster --upgrade \
 	    --no-emit-index-url --custom-compile-command "make lock" --quiet --output-file requirements.txt pyproject.toml
 
 clean:

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-NOTEBOOKS = sorted((ROOT / "notebooks").rglob("*.ipynb"))
+NOTEBOOKS = sorted(path for path in (ROOT / "notebooks").rglob("*.ipynb") if path.parent.name != "app")
 
 
 @pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.name)

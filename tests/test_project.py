@@ -20,7 +20,7 @@ else:
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXTRAS = [line for extra in ("dev", "cluster") for line in PROJECT["optional-dependencies"][extra]]
+EXTRAS = [line for extra in ("dev", "app", "cluster") for line in PROJECT["optional-dependencies"][extra]]
 WANTED = [Requirement(line) for line in PROJECT["dependencies"] + EXTRAS]
 
 

@@ -3,6 +3,7 @@
 import threading
 import time
 
+import numpy as np
 import pytest
 
 import gradlab
@@ -250,3 +251,253 @@ def test_its_text_form_is_short_and_always_the_same(make):
 def test_bad_presets_get_one_sentence(preset, sentence):
     with pytest.raises(ValueError, match=sentence):
         gradlab.AccumulationLab(**preset)
+
+
+def test_steps_show_one_micro_batch_after_the_other(make):
+    lab = make(accumulation_steps=3)
+    button(lab, "step_microbatch").click()  # begins a run, paused
+    until(lambda: "micro-batch 1 of 3: loss" in lab._panel._narration.value)
+    until(lambda: lab.state is State.PAUSED)
+    assert made(lab) == 0 and lab._panel.switches["pause"].value  # nothing of the window is a result yet
+    losses = lab._current.updates[0][0].losses
+    assert f"{losses[0]:.3f}" in lab._panel._narration.value and "20 examples in it" in lab._panel._narration.value
+    button(lab, "step_microbatch").click()
+    until(lambda: "micro-batch 2 of 3" in lab._panel._narration.value)
+    assert lab._current.window().tolist() == losses[:2].tolist()
+    button(lab, "step_update").click()  # the rest of the window
+    until(lambda: "applied once: this was update 1" in lab._panel._narration.value)
+    until(lambda: lab.state is State.PAUSED)
+    assert made(lab) == 1
+    button(lab, "step_update").click()
+    until(lambda: "this was update 2" in lab._panel._narration.value and lab.state is State.PAUSED)
+    time.sleep(0.3)
+    assert made(lab) == 2
+    lab.pause(False)
+    assert lab.wait() is State.FINISHED and made(lab) == 5
+    assert lab.result == sweep.run(lab.experiment)  # watched or not, it is the same training
+
+
+def test_pause_holds_a_run_and_lets_it_go_on(make):
+    lab = make(updates=3000)
+    lab.run()
+    until(lambda: made(lab) > 5)
+    lab.pause()
+    until(lambda: lab.state is State.PAUSED)
+    count = made(lab)
+    time.sleep(0.3)
+    assert made(lab) - count <= 1
+    until(lambda: "paused" in status(lab))
+    lab.pause(False)
+    until(lambda: made(lab) > count + 5)
+    lab.pause()
+    lab.stop()  # a paused run can be stopped
+    assert lab.wait(10) is State.FINISHED and "stopped" in status(lab)
+
+
+def test_slow_motion_names_what_happens(make, monkeypatch):
+    monkeypatch.setattr("gradlab.lab.live_run.SLOW_SECONDS", 0.05)
+    lab = make(accumulation_steps=2, updates=2)
+    lab._panel.switches["slow"].value = True
+    said = []
+    lab._panel._narration.observe(lambda change: said.append(change["new"]), names="value")
+    lab.run()
+    assert lab.wait() is State.FINISHED
+    text = " ".join(said)
+    for words in ("micro-batch 1 of 2", "micro-batch 2 of 2", "added to the accumulator: 40 examples", "2 gradients"):
+        assert words in text
+
+
+def test_every_state_has_its_word(make):
+    lab = make(updates=100_000)
+    states = [lab.state]
+    lab.run()
+    states.append(lab.state)
+    until(lambda: lab.state is State.RUNNING)
+    lab.pause()
+    until(lambda: lab.state is State.PAUSED)
+    lab.stop()
+    states.append(lab.state)
+    lab.wait(10)
+    states.append(lab.state)
+    assert states[:2] == [State.IDLE, State.STARTING] and states[-1] is State.FINISHED
+    assert states[2] in (State.STOPPING, State.FINISHED)  # it may be quick
+    words = {state.value for state in State}
+    assert words == {"idle", "starting", "running", "paused", "stopping", "finished", "failed"}
+
+
+def test_pins_are_named_compared_and_removed(make):
+    lab = make()
+    button(lab, "pin").click()
+    assert "no run to pin yet" in status(lab)
+    for steps in (1, 5):
+        lab.run(accumulation_steps=steps)
+        lab.wait()
+        button(lab, "pin").click()
+    lab.pin()
+    assert [name for name, _ in lab.pinned] == ["k = 1, b = 20", "k = 5, b = 20", "k = 5, b = 20 (2)"]
+    assert "k = 1, b = 20: from" in words(lab) and "now: k = 5" in words(lab)
+    name = lab._pins._rows[0][0]
+    name.value = "no accumulation"
+    assert "no accumulation: from" in words(lab)
+    row = lab._pins.view.children[1].children
+    assert "1 × 20 = 20" in row[1].value and "±" in row[1].value
+    row[2].click()
+    assert [name for name, _ in lab.pinned] == ["k = 5, b = 20", "k = 5, b = 20 (2)"]
+    assert "no accumulation" not in words(lab)
+
+
+def test_accuracies_are_drawn_against_what_is_chosen(make):
+    lab = make()
+    lab.run()
+    lab.wait()
+    lab._panel.against.value = "examples"
+    assert "after 500 examples" in words(lab, "accuracy")
+    lab._panel.against.value = "seconds"
+    assert "seconds" in words(lab, "accuracy")
+    assert lab.state is State.FINISHED  # the same run
+
+
+def test_the_noise_view_fills_in_as_runs_are_made(make):
+    lab = make(updates=12)
+    for steps in (2, 5, 10):
+        lab.run(accumulation_steps=steps)
+        lab.wait()
+    assert [point.experiment.accumulation_steps for point in lab._points] == [2, 5]
+    assert "k = 10" in words(lab, "noise") and "the law says" in words(lab, "noise")
+
+
+def test_what_is_exported(make, tmp_path):
+    import pandas as pd
+
+    lab = make()
+    with pytest.raises(ValueError, match="there is nothing to write yet: press Run"):
+        lab.to_csv(tmp_path)
+    lab.run()
+    lab.wait()
+    lab.pin("kept")
+    frame = pd.read_csv(lab.to_csv(tmp_path))
+    assert set(frame.run) == {"this run", "kept"} and len(frame) == 2 * 2 * 5 * 5
+    assert lab.to_csv(tmp_path).name == "gradlab-runs-2.csv"  # nothing is overwritten
+    assert lab.to_png(tmp_path).read_bytes().startswith(b"\x89PNG")
+    assert "not written" in (lab._written(lambda: lab.to_csv(tmp_path / "none")) or status(lab))
+
+
+def test_the_code_repeats_the_run(make):
+    lab = make(accumulation_steps=4, learning_rate=0.01)
+    lab.run()
+    lab.wait()
+    lab._panel.switches["code"].value = True
+    assert "gradlab.Experiment(" in lab._panel.code.value
+    found = {}
+    exec(lab.code(), found)  # setup says that it was called with just these arguments
+    assert found["result"] == lab.result
+
+
+def test_a_preset_is_a_line_and_back(make):
+    lab = make(
+        accumulation_steps=20, hide=("optimizer", "toy", "csv"), lock=("microbatch_size",), seed=3, against="seconds"
+    )
+    assert control(lab, "microbatch_size").disabled and not control(lab, "learning_rate").disabled
+    assert "toy" not in lab._panel.shown
+    shown = []
+
+    def walk(widget):
+        shown.append(widget)
+        for child in getattr(widget, "children", ()):
+            walk(child)
+
+    walk(lab.view)
+    assert control(lab, "optimizer") not in shown and control(lab, "method") in shown
+    assert button(lab, "csv") not in shown and button(lab, "png") in shown
+    import json
+
+    again = gradlab.AccumulationLab(**json.loads(json.dumps(lab.to_dict())))
+    assert again.to_dict() == lab.to_dict() and again.experiment == lab.experiment
+    assert again.experiment.seed_numbers == (3, 4)
+    again.close()
+
+
+def test_reset_brings_back_the_preset(make):
+    lab = make(accumulation_steps=4)
+    lab.run(accumulation_steps=60, model="lenet", method="variables", seeds=1)
+    assert control(lab, "accumulation_steps").value == 60
+    until(lambda: made(lab) > 0)
+    lab.pin("kept")
+    button(lab, "reset").click()
+    assert lab.state is State.IDLE and control(lab, "accumulation_steps").value == 4
+    assert lab.result is None and "idle" in status(lab) and [name for name, _ in lab.pinned] == ["kept"]
+
+
+def test_without_rerun_a_moved_control_waits_for_run(make):
+    lab = make(rerun=False)
+    control(lab, "accumulation_steps").value = 7
+    assert lab.state is State.IDLE and "press Run" in status(lab) and "7 × 20" in lab._panel.batch.value
+    lab.run()
+    assert lab.wait() is State.FINISHED and lab.result.losses.shape == (2, 5, 7)
+
+
+def test_other_kinds_of_budget(make):
+    lab = make(updates=None, examples=250)
+    assert lab.experiment.examples == 250 and lab.experiment.updates is None
+    lab.run()
+    lab.wait()
+    assert lab.result.examples[0, -1] == 250
+    control(lab, "budget_kind").value = "seconds"
+    assert lab.experiment.seconds == 1.0
+    lab.run(seconds=0.2)
+    assert lab.wait() is State.FINISHED and np.nansum(lab.result.update_seconds[0]) >= 0.2
+
+
+def test_without_a_front_end_it_shows_a_picture_and_a_table(make):
+    lab = make()
+    lab.run()
+    lab.wait()
+    bundle = lab._repr_mimebundle_()
+    assert bundle["image/png"].startswith(b"\x89PNG")
+    assert "this run" in bundle["text/plain"] and "5 × 20 = 100" in bundle["text/plain"]
+
+
+def test_views_have_words_for_those_who_do_not_see_them(make):
+    lab = make()
+    before = {name: words(lab, name) for name in views.VIEWS}
+    lab.run()
+    lab.wait()
+    for name in views.VIEWS:
+        assert words(lab, name) != before[name] or name == "toy"
+
+
+def test_changing_k_and_b_compiles_nothing(make, monkeypatch):
+    import collections
+
+    from gradlab.lab import training
+
+    monkeypatch.setattr(training, "_idle", collections.defaultdict(list))
+    lab = make()
+    lab.run()
+    lab.wait()
+    kind = ("together", 2, "dense", "mnist", "adam")
+    [trainer] = training._idle[kind]
+    for steps, size in ((2, 20), (7, 5), (20, 3)):
+        lab.run(accumulation_steps=steps, microbatch_size=size, learning_rate=0.01)
+        lab.wait()
+    assert training._idle[kind] == [trainer]
+    assert trainer._compiled.experimental_get_tracing_count() == 1
+
+
+@pytest.mark.slow
+def test_a_hundred_runs_do_not_grow_the_process(make):
+    import pathlib
+
+    def held() -> float:
+        for line in pathlib.Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) / 1024
+
+    lab = make(updates=10, hide=("scale", "cost", "noise"))
+    for number in range(120):
+        lab.run(accumulation_steps=2 + number % 20)
+        lab.wait()
+        if number == 19:
+            before = held()
+    print(f"after 20 runs {before:.0f} MiB, after 120 {held():.0f} MiB")
+    assert held() < 1.05 * before

@@ -52,7 +52,10 @@ class Controls:
     def write(self, experiment: Experiment) -> None:
         """Sets the controls to an experiment."""
         for name, value in _values(experiment).items():
-            self.widgets[name].value = value
+            widget = self.widgets[name]
+            if isinstance(widget, widgets.IntSlider) and value > widget.max:
+                widget.max = value  # it would cut the value off, and say nothing
+            widget.value = value
 
 
 def build(experiment: Experiment, moved: Callable[[], None], hide: Collection, lock: Collection) -> Controls:

@@ -127,6 +127,11 @@ class Run:
         return State.RUNNING if self.updates else State.STARTING
 
     @property
+    def young(self) -> bool:
+        """Whether there are hardly any updates to show yet."""
+        return sum(map(len, list(self.updates.values()))) < 3 * max(1, len(self._latest))
+
+    @property
     def progress(self) -> float:
         """The share of all seeds' budget that is used up."""
         done = sum(made[-1].progress if not made[-1].diverged else 1.0 for made in list(self.updates.values()))

@@ -54,7 +54,10 @@ class Panel:
         for name, widget in (self.buttons | self.switches).items():
             widget.add_class(f"gradlab-{name}")
         self.rerun = widgets.Checkbox(
-            rerun, description="rerun when a control moves", indent=False, layout={"width": "220px"}
+            rerun,
+            description="rerun when a control moves",
+            indent=False,
+            layout={"width": "210px", "margin": "2px 2px 2px 12px"},
         )
         self.rerun.tooltip = "Off: a moved control waits for Run."
         self.rerun.add_class("gradlab-rerun")
@@ -81,15 +84,15 @@ class Panel:
             shown = [(self.buttons | self.switches)[name] for name in names if name not in hide]
             return widgets.Box(shown, layout={"flex_flow": "row wrap", "align_items": "center"})
 
-        goes_on = widgets.HTML(GOES_ON)
-        compare = [w for name, w in (("against", self.against), ("rerun", self.rerun)) if name not in hide]
+        compare = [] if "against" in hide else [self.against, widgets.HTML(GOES_ON)]
+        compare += [] if "rerun" in hide else [self.rerun]
         lines = [
             widgets.HTML(_CSS),
             controls,
             self.batch,
             row("run", "pause", "step_microbatch", "step_update", "slow", "stop", "reset"),
             widgets.Box(
-                [self.progress, *compare, goes_on, row("pin", "csv", "png", "code")],
+                [self.progress, *compare, row("pin", "csv", "png", "code")],
                 layout={"flex_flow": "row wrap", "align_items": "center"},
             ),
             self._status,

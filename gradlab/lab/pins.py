@@ -13,8 +13,8 @@ from gradlab.lab.experiment import Experiment
 from gradlab.lab.result import Result
 
 COLUMNS = ("effective batch", "seeds", "updates", "test accuracy (%)", "noise of the loss (nats)", "ms an update")
-_CELL = '<span style="display: inline-block; width: {}px">{}</span>'
-_WIDTHS = (110, 50, 65, 120, 165, 100)
+_CELL = '<span style="display: inline-block; width: {}px; white-space: nowrap">{}</span>'
+_WIDTHS = (120, 55, 70, 135, 185, 110)
 
 
 class Pins:

@@ -87,12 +87,16 @@ class Publisher:
 
     def _paint_due(self, run: Run, over: bool, news: bool, painted: dict[str, float]) -> None:
         """Paints the views whose time has come; all of them when the run is over."""
+        if not (over or run.updates):
+            return  # nothing to show yet: the run before stays until there is
         shown = None
         for name in self._panel.shown:
             pause = PLOT_SECONDS.get(name, OTHER_PLOT_SECONDS)
-            due = over or time.monotonic() - painted.get(name, 0.0) > pause or (news and name in PLOT_SECONDS)
+            due = over or time.monotonic() - painted.get(name, 0.0) > pause or (news and name == "losses")
             if not due or name == "toy" or run is not self._current():  # the toy follows the controls, not the run
                 continue
+            if name != "losses" and not over and run.young:
+                continue  # a first update has one thing to show, and soon
             shown = shown or self._shown(run)
             self.paint(shown, name, run)
             painted[name] = time.monotonic()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from gradlab import checks
 from gradlab.lab.style import FAINT, STYLES
@@ -107,7 +108,9 @@ def figure(descent: Descent, size: tuple[float, float] = (4.2, 3.0)) -> Figure:
     valley.set(xlim=(-6.5, 5.5), ylim=(-4.5, 4.5), xticks=[], yticks=[], xlabel="weight 1", ylabel="weight 2")
     losses.semilogy(np.maximum(descent.losses, 1e-6), color=STYLES[0]["color"], linewidth=1)
     losses.axhline(descent.floor, color=STYLES[1]["color"], linestyle="--", linewidth=1.5)
-    losses.set(xlabel="updates", ylim=(3e-3, 20))
+    losses.set(xlabel="updates", ylim=(3e-3, 20), xticks=[0, len(descent.losses) - 1])
+    losses.set_yticks([0.01, 0.1, 1, 10], labels=["0.01", "0.1", "1", "10"])
+    losses.yaxis.set_minor_locator(NullLocator())
     valley.set_title("toy: gradients, their mean, the path", fontsize=8, loc="left")
     losses.set_title("loss, noise floor (--)", fontsize=8, loc="left")
     for axes in (valley, losses):

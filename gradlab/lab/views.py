@@ -101,7 +101,7 @@ def accuracy(shown: Shown) -> Figure:
     axes.set(xlabel=plots.X_AXES[shown.against], ylabel="recognised (%)")
     measured = [100 * np.nanmin(r.accuracies) for r, *_ in shown.series if np.isfinite(r.accuracies).any()]
     axes.set_ylim(max(low for low in (0, 50, 80, 90) if low <= min(measured, default=0)), 100)
-    axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
     return _done(figure, axes, words)
 
 
@@ -181,8 +181,10 @@ VIEWS: dict[str, Callable[[Shown], Figure]] = {
 def _panel(title: str) -> tuple[Figure, object]:
     figure = Figure(figsize=SIZE, dpi=100)
     axes = figure.subplots()
-    figure.subplots_adjust(left=0.16, right=0.97, bottom=0.16, top=0.91)  # a layout engine takes twice the time
+    figure.subplots_adjust(left=0.16, right=0.96, bottom=0.16, top=0.91)  # a layout engine takes twice the time
     axes.set_title(title, fontsize=9, loc="left")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(4))  # each tick costs time
     return figure, axes
 
 

@@ -14,7 +14,8 @@ import pathlib
 import threading
 import weakref
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from contextlib import contextmanager
+from dataclasses import asdict, fields, replace
 
 from gradlab import checks, runtime
 from gradlab.lab import controls, pins, plots, views
@@ -119,8 +120,15 @@ class AccumulationLab:
         """(name, result) of the runs that were pinned."""
         return self._pins.runs
 
-    def run(self) -> None:
-        """Trains what the controls say, from the beginning. A run that is under way is cancelled."""
+    def run(self, **changes) -> None:
+        """Trains what the controls say, from the beginning. A run that is under way is cancelled.
+
+        Args:
+            **changes: fields of `Experiment`; their controls are set to them first.
+        """
+        if changes:
+            with self._quietly():
+                self._controls.write(replace(self._experiment, **changes))
         self._start(Pace(slow=self._panel.switches["slow"].value))
 
     def stop(self) -> None:
@@ -149,10 +157,9 @@ class AccumulationLab:
         self.stop()
         with self._guard:
             self._current, self._publisher.refusal, self._experiment = None, "", self._preset
-            self._points.clear()
-            self._writing = True
-            self._controls.write(self._preset)
-            self._writing = False
+            self._points = []
+            with self._quietly():
+                self._controls.write(self._preset)
             self._set_pause(False)
             self._panel.progress.value = 0
             self._panel.narrate("")
@@ -248,13 +255,15 @@ class AccumulationLab:
         if self._writing:
             return
         if self._read():
+            if self._current is not None and self._panel.rerun.value:
+                self._current.stop.set()  # what it would still compute is in the way
             self._say_batch()
+            if "toy" in self._panel.shown:
+                self._publisher.paint(self._shown(None), "toy")  # what answers at once comes first
             if self._panel.rerun.value:
                 self.run()
             else:
                 self._panel.say(self.state.value, "the controls were moved: press Run")
-            if "toy" in self._panel.shown:
-                self._publisher.paint(self._shown(None), "toy")
             self._list_code()
 
     def _read(self) -> bool:
@@ -273,6 +282,7 @@ class AccumulationLab:
     def _start(self, pace: Pace) -> None:
         if not self._read():
             return
+        self._say_batch()
         with self._guard:
             if self._current is not None:
                 self._current.stop.set()
@@ -294,9 +304,16 @@ class AccumulationLab:
 
     def _set_pause(self, paused: bool) -> None:
         """Shows the switch as it is, without switching."""
-        with self._guard:
-            before, self._writing = self._writing, True
+        with self._guard, self._quietly():
             self._panel.switches["pause"].value = paused
+
+    @contextmanager
+    def _quietly(self):
+        """The lab itself moves its controls: nobody is to react."""
+        before, self._writing = self._writing, True
+        try:
+            yield
+        finally:
             self._writing = before
 
     def _written(self, write) -> None:
