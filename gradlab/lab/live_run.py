@@ -162,8 +162,10 @@ class Run:
         if self.state is State.FAILED:
             return "failed", self.error, self.details
         runs = list(self.updates.items())
+        if not runs and self.over.is_set():
+            return "stopped", "before the first update", ""
         if not runs:
-            return self.state.value, "no update was made" if self.over.is_set() else self._getting_ready(), ""
+            return self.state.value, f"building {self.experiment.method}, reading the data", ""
         diverged = [seed for seed, made in runs if made[-1].diverged]
         if diverged:
             seeds = f"seed{'s' * (len(diverged) > 1)} {', '.join(map(str, diverged))} of {len(runs)}"
@@ -179,9 +181,6 @@ class Run:
             f"{len(seconds) / sum(seconds):.0f} updates a second",
             "",
         )
-
-    def _getting_ready(self) -> str:
-        return f"building {self.experiment.method}, reading the data"
 
     def _take(self, made: list[tuple[int, Update]]) -> None:
         """Keeps the seeds' updates; while it is watched, shows them one micro-batch after the other."""

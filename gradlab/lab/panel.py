@@ -75,7 +75,7 @@ class Panel:
         self.shown = [name for name in VIEWS if name not in hide]
         self._images, self._words, boxes = {}, {}, []
         for name in self.shown:
-            self._images[name] = widgets.Image(format="png", layout={"width": "100%", "height": "auto"})
+            self._images[name] = widgets.Image(format="png", layout={"width": "100%", "height": "auto", "margin": "0"})
             self._images[name].add_class("gradlab-view").add_class(f"gradlab-view-{name}")
             self._words[name] = widgets.HTML().add_class(f"gradlab-words-{name}")
             boxes.append(widgets.VBox([self._images[name], self._words[name]]))
