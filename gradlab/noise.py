@@ -61,8 +61,7 @@ def loss_noise_along(losses, weights=None, smoothing: float = 0.95) -> LossNoise
     """The scatter of losses along a training, whose loss falls meanwhile.
 
     The fall must not be taken for noise. Micro-batches are compared within their window, that is at the same weights;
-    windows with the window before: half the squared difference of two neighbours has the variance as its mean, and
-    a slow change hardly touches it (von Neumann et al. 1941, "The Mean Square Successive Difference").
+    windows with the two before them: see `successive_std`.
 
     Args:
         losses: the micro-batches' losses in nats, shape (updates, k), k 2 or more; NaN where there was none.
@@ -70,7 +69,7 @@ def loss_noise_along(losses, weights=None, smoothing: float = 0.95) -> LossNoise
         smoothing: of the running means of variances, 0 (none) to below 1.
 
     Returns:
-        A `LossNoise` of arrays, shape (updates,). window is NaN for the first update.
+        A `LossNoise` of arrays, shape (updates,). window is NaN for the first two updates.
     """
     losses, weights = check_windows("losses", losses, weights, "loss_noise_along")
     count, total = (weights > 0).sum(axis=1), weights.sum(axis=1)
@@ -83,21 +82,26 @@ def loss_noise_along(losses, weights=None, smoothing: float = 0.95) -> LossNoise
 
 
 def successive_std(values, smoothing: float = 0.95) -> np.ndarray:
-    """The scatter of a series that changes slowly: the root of the running mean of half its squared steps.
+    """The scatter of a series that changes slowly: the root of the running mean of a sixth of its squared bends.
+
+    The bend v[i] - 2 v[i-1] + v[i-2] of independent values has six times their variance, and a straight slope has
+    none: so a falling loss is not taken for a noisy one (Gasser, Sroka and Jennen-Steinmetz 1986, "Residual variance
+    and residual pattern in nonlinear regression").
 
     Args:
         values: shape (n,).
         smoothing: of the running mean, 0 (none) to below 1.
 
     Returns:
-        Shape (n,), the first NaN.
+        Shape (n,), the first two NaN.
 
     Example:
-        >>> successive_std([5.0, 4.0, 6.0], smoothing=0.0).round(3)
-        array([  nan, 0.707, 1.414])
+        >>> successive_std([5.0, 4.0, 3.0, 5.0], smoothing=0.0).round(3)
+        array([  nan,   nan, 0.   , 1.225])
     """
-    steps = np.diff(np.asarray(values, np.float64)) ** 2 / 2
-    return np.sqrt(running_mean(np.concatenate([[np.nan], steps]), smoothing))
+    values = np.asarray(values, np.float64)
+    bends = np.diff(values, n=2) ** 2 / 6
+    return np.sqrt(running_mean(np.concatenate([np.full(len(values) - len(bends), np.nan), bends]), smoothing))
 
 
 def running_mean(values, smoothing: float) -> np.ndarray:

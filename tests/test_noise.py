@@ -57,7 +57,16 @@ def test_along_a_training_the_fall_of_the_loss_is_not_noise():
     assert found.microbatch[-1] == pytest.approx(MICROBATCH, rel=0.03)
     assert found.window[-1] == pytest.approx(MICROBATCH / 4, rel=0.05)
     assert found.law[-1] == pytest.approx(MICROBATCH / 4, rel=0.03)
-    assert np.isnan(found.window[0])
+    assert np.isnan(found.window[:2]).all() and np.isfinite(found.window[2:]).all()
+
+
+def test_a_steep_straight_fall_has_no_noise_and_a_bend_hardly_any():
+    steep = np.linspace(100, 0, 50)
+    np.testing.assert_allclose(noise.successive_std(steep)[2:], 0, atol=1e-12)
+    rng = np.random.default_rng(0)
+    early = 2.3 * np.exp(-np.arange(60) / 20) + rng.normal(0, 0.01, 60)  # a fall per update of ten times the noise
+    assert noise.successive_std(early, 0.0)[2:].mean() < 0.015
+    assert np.sqrt((np.diff(early) ** 2 / 2).mean()) > 0.03  # differences of neighbours take it for noise
 
 
 def test_ragged_windows_are_weighted_by_their_examples():

@@ -141,7 +141,7 @@ def test_readme_s_files_exist():
 
 def test_readme_s_python_runs_as_pasted(tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
-    assert len(blocks) == 4  # pasted one after the other
+    assert len(blocks) == 5  # pasted one after the other
     command = [sys.executable, "-c", "\n".join(blocks)]
     environment = {**os.environ, "GRADLAB_CACHE": str(tmp_path)}
     done = subprocess.run(

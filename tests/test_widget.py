@@ -458,7 +458,7 @@ def test_without_a_front_end_it_shows_a_picture_and_a_table(make):
 
 
 def test_views_have_words_for_those_who_do_not_see_them(make):
-    lab = make()
+    lab = make(updates=10)
     before = {name: words(lab, name) for name in views.VIEWS}
     lab.run()
     lab.wait()

@@ -98,7 +98,10 @@ class Panel:
             self._status,
             self._narration,
             self.code,
-            widgets.GridBox(boxes, layout={"grid_template_columns": "repeat(auto-fill, minmax(290px, 1fr))"}),
+            widgets.GridBox(
+                boxes,
+                layout={"grid_template_columns": "repeat(auto-fill, minmax(max(290px, 30%), 1fr))", "grid_gap": "3px"},
+            ),
             *([] if "pins" in hide else [pins]),
         ]
         self.view = widgets.VBox(lines, layout={"overflow": "hidden"}).add_class("gradlab-lab")

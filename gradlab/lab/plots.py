@@ -262,7 +262,7 @@ def noise_of(result: Result) -> tuple[float, float, float]:
         squares = np.square(np.concatenate(values))
         return float(np.sqrt(np.mean(squares[np.isfinite(squares)])))
 
-    lengths = [(i, n) for i, n in enumerate(result.sound_updates) if n > 1]
+    lengths = [(i, n) for i, n in enumerate(result.sound_updates) if n > 2]
     if not lengths:
         return (np.nan,) * 3
     windows = root_mean_square([noise.successive_std(result.window_losses[i, :n], 0.0) for i, n in lengths])

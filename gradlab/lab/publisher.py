@@ -71,6 +71,8 @@ class Publisher:
                 over = run is None or run.over.is_set()  # asked first: what is read after it is then all there will be
             if run is not None:
                 try:
+                    if run.stop.is_set():
+                        self.show_counters(run)  # who stops a run wants to know at once that it has stopped
                     stage = run, bool(run.updates), run.narration
                     self._paint_due(run, over, stage != before, painted)
                     before = stage

@@ -108,7 +108,7 @@ def accuracy(shown: Shown) -> Figure:
 def noise(shown: Shown) -> Figure:
     """The loss's noise against k, a point a run, with what 1 / sqrt(k) predicts from the last run's micro-batches."""
     figure, axes = _panel("noise of the window's loss against k")
-    now = [Point.of(shown.result)] if shown.result is not None and min(shown.result.updates) > 4 else []
+    now = [Point.of(shown.result)] if shown.result is not None and min(shown.result.updates) > 7 else []
     alike = [p for p in shown.points if p.experiment.microbatch_size == shown.experiment.microbatch_size]
     words, k = [], np.array([1, 2, 5, 10, 20, 50])
     axes.set(yscale="log", ylabel="standard deviation (nats)")

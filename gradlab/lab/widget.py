@@ -294,7 +294,7 @@ class AccumulationLab:
 
     def _keep_point(self, run: Run) -> None:
         result = run.result()
-        if result is not None and min(result.updates) > 4:
+        if result is not None and min(result.updates) > 7:
             self._points = [*self._points[-199:], views.Point.of(result)]
 
     def _paced(self, **pace) -> None:
