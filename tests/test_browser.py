@@ -269,6 +269,17 @@ def test_a_slider_dragged_through_twenty_values_ends_in_one_run_the_right_one(pa
     slider = lab.control("accumulation_steps")
     slider.focus()
     slider.press("Home")
+    lab.root.evaluate(WATCH)
+    for _ in range(19):
+        slider.press("ArrowRight")
+        page.wait_for_timeout(50)  # a hand takes a second for this
+    _until(lambda: "20 × 20 = 400" in lab.text("batch"), 10)
+    watch = page.evaluate("window.gradlabWatch")
+    seconds = (watch["keys"][-1] - watch["keys"][-19]) / 1000
+    pictures = sum(time > watch["keys"][-19] for time in watch["toy"])
+    print(f"{pictures} pictures of the toy while the slider moved for {seconds:.1f} s")
+    assert pictures >= 3
+    slider.press("Home")
     frames = []
     for steps in range(2, 21):
         slider.press("ArrowRight")
@@ -366,6 +377,24 @@ def test_other_methods_models_and_budgets_by_keyboard(lab):
     lab.choose("budget_kind", "examples")
     _until(lambda: lab.control("budget").input_value().startswith("30000"), 10)
     lab.wait_for("finished: seed 0, update 150,", 60)  # 30,000 examples, 200 an update
+
+
+def test_the_code_follows_every_control(lab):
+    lab.press("seeds", "Home")
+    lab.press("code")
+    lab.press("learning_rate", "ArrowRight")
+    lab.press("microbatch_size", "ArrowLeft")
+    for name, option in (("optimizer", "adamw"), ("model", "lenet"), ("method", "placeholders")):
+        lab.choose(name, option)
+    for words in ("learning_rate=0.0012", "microbatch_size=19", "seeds=1", "optimizer='adamw'", "'placeholders'"):
+        _until(lambda words=words: words in lab.text("listing"), 10, lambda: lab.text("listing"))
+    lab.press("code")
+    lab.press("stop")
+    lab.choose("dataset", "fashion_mnist")  # it must be downloaded, which this machine may not be able to
+    _until(lambda: any(word in lab.status() for word in ("failed", "running", "finished: seed")), 90, lab.status)
+    if "failed" in lab.status():
+        assert "fashion_mnist must be downloaded the first time" in lab.status()
+        assert "Traceback" in lab.root.locator(".gradlab-status details").inner_html()
 
 
 def test_without_rerun_a_moved_slider_waits(lab):

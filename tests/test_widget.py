@@ -444,6 +444,8 @@ def test_other_kinds_of_budget(make):
     assert lab.result.examples[0, -1] == 250
     control(lab, "budget_kind").value = "seconds"
     assert lab.experiment.seconds == 1.0
+    lab.run(updates=4)
+    assert lab.wait() is State.FINISHED and made(lab) == 4 and control(lab, "budget_kind").value == "updates"
     lab.run(seconds=0.2)
     assert lab.wait() is State.FINISHED and np.nansum(lab.result.update_seconds[0]) >= 0.2
 

@@ -91,6 +91,7 @@ class Run:
     over: threading.Event = field(default_factory=threading.Event)
     news: threading.Event = field(default_factory=threading.Event)  # the publisher need not wait any longer
     updates: dict[int, list[Update]] = field(default_factory=dict)  # by seed; appended to, never changed
+    patience: float = 0.0  # seconds to wait before it begins, for a stop that may come at once
     waiting: bool = False  # for a step
     hidden: int = 0  # micro-batches of the last window that are computed but not shown yet
     narration: str = ""
@@ -102,7 +103,8 @@ class Run:
     def work(self) -> None:
         """Trains until the end, or until stopped. Raises nothing: what goes wrong is kept to be shown."""
         try:
-            for part in sweep.parts(self.experiment):
+            time.sleep(self.patience)
+            for part in [] if self.stop.is_set() else sweep.parts(self.experiment):
                 self._ask()
                 for made in sweep.updates_of(part, self.stop):
                     self._take(made)

@@ -15,19 +15,17 @@ import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 
 from gradlab import checks, runtime
-from gradlab.lab import controls, pins, plots, views
+from gradlab.lab import controls, pins, plots, presets, views
 from gradlab.lab.experiment import Experiment
 from gradlab.lab.live_run import Pace, Run, State
-from gradlab.lab.panel import NAMES, Panel
+from gradlab.lab.panel import Panel
 from gradlab.lab.publisher import Publisher, start_thread
 from gradlab.lab.result import Result
 
-# A short run of a small network: it answers while the hand is still on the slider.
-DEFAULTS = {"model": "dense", "method": "microbatched", "seeds": 5, "updates": 300, "eval_every": 50}
-_OWN = ("seed", "hide", "lock", "rerun", "against")
+DRAG_SECONDS = 0.06  # a slider on its way is moved again within so long; what it passes by is not begun
 
 
 class AccumulationLab:
@@ -66,22 +64,9 @@ class AccumulationLab:
         against: str = "updates",
         **preset,
     ):
-        known = [field.name for field in fields(Experiment)]
-        for name in preset:
-            if name not in known:
-                raise ValueError(f"AccumulationLab takes {', '.join((*_OWN, *known))}. Received: {name}")
-        checks.natural_number("seed", seed)
-        checks.positive_integer("seeds", preset.get("seeds", 1))
+        self._preset = self._experiment = presets.experiment(seed, preset)
+        self._hide, self._locked = presets.names(hide, lock)
         checks.one_of("against", against, plots.X_AXES)
-        self._hide, self._lock_names = (
-            _names("hide", hide, (*controls.TOOLTIPS, *NAMES)),
-            _names("lock", lock, controls.TOOLTIPS),
-        )
-        chosen = DEFAULTS | preset
-        if preset.get("examples") is not None or preset.get("seconds") is not None:
-            chosen["updates"] = preset.get("updates")
-        chosen["seeds"] = tuple(range(seed, seed + chosen["seeds"]))
-        self._preset = self._experiment = Experiment(**chosen)
         runtime.tower_devices(self._experiment.towers)
         self._seed = seed
         self._guard = threading.RLock()  # which run is current, the threads, and every change of a widget
@@ -89,7 +74,7 @@ class AccumulationLab:
         self._points: list[views.Point] = []  # of the runs before
         self._writing = False  # the lab itself moves the controls
         self._worker: threading.Thread | None = None
-        self._controls = controls.build(self._experiment, self._moved, self._hide, self._lock_names)
+        self._controls = controls.build(self._experiment, self._moved, self._hide, self._locked)
         self._pins = pins.Pins(self._repaint)
         self._panel = Panel(self._controls.view, self._pins.view, rerun, against, self._hide)
         self._publisher = Publisher(self._panel, self._guard, lambda: self._current, self._shown)
@@ -127,6 +112,8 @@ class AccumulationLab:
             **changes: fields of `Experiment`; their controls are set to them first.
         """
         if changes:
+            if set(changes) & set(controls.BUDGETS):
+                changes = dict.fromkeys(controls.BUDGETS) | changes  # one budget takes the place of another
             with self._quietly():
                 self._controls.write(replace(self._experiment, **changes))
         self._start(Pace(slow=self._panel.switches["slow"].value))
@@ -173,7 +160,7 @@ class AccumulationLab:
         if result is None:
             self._panel.say(self.state.value, "there is no run to pin yet: press Run")
             return
-        self._pins.add(name or _name(result.experiment, self._preset), result)
+        self._pins.add(name or presets.name(result.experiment, self._preset), result)
 
     def to_csv(self, folder: str | pathlib.Path = ".") -> pathlib.Path:
         """Writes every micro-batch of this run and of the pinned ones to a CSV file; returns its path."""
@@ -195,7 +182,7 @@ class AccumulationLab:
         """The lab as a preset: AccumulationLab(**lab.to_dict()) begins where this one is now."""
         values = {name: value for name, value in asdict(self._experiment).items() if value is not None}
         values |= {"seeds": len(self._experiment.seed_numbers), "seed": self._seed}
-        own = {"hide": list(self._hide), "lock": list(self._lock_names)}
+        own = {"hide": list(self._hide), "lock": list(self._locked)}
         return values | own | {"rerun": self._panel.rerun.value, "against": self._panel.against.value}
 
     def wait(self, timeout: float = 600) -> State:
@@ -249,7 +236,7 @@ class AccumulationLab:
         panel.switches["pause"].observe(lambda change: self._paced(paused=change["new"]), names="value")
         panel.switches["slow"].observe(lambda change: self._paced(slow=change["new"]), names="value")
         panel.switches["code"].observe(lambda change: self._list_code(), names="value")
-        panel.against.observe(lambda change: self._repaint(), names="value")
+        panel.against.observe(lambda change: self._repaint("accuracy"), names="value")
 
     def _moved(self) -> None:
         if self._writing:
@@ -261,7 +248,7 @@ class AccumulationLab:
             if "toy" in self._panel.shown:
                 self._publisher.paint(self._shown(None), "toy")  # what answers at once comes first
             if self._panel.rerun.value:
-                self.run()
+                self._start(Pace(slow=self._panel.switches["slow"].value), patience=DRAG_SECONDS)
             else:
                 self._panel.say(self.state.value, "the controls were moved: press Run")
             self._list_code()
@@ -279,7 +266,7 @@ class AccumulationLab:
         self._publisher.refusal = ""
         return True
 
-    def _start(self, pace: Pace) -> None:
+    def _start(self, pace: Pace, patience: float = 0.0) -> None:
         if not self._read():
             return
         self._say_batch()
@@ -288,7 +275,7 @@ class AccumulationLab:
                 self._current.stop.set()
                 self._keep_point(self._current)
             self._set_pause(pace.paused)
-            self._current = Run(self._experiment, pace, news=self._publisher.news)
+            self._current = Run(self._experiment, pace, news=self._publisher.news, patience=patience)
             self._worker = self._worker or start_thread(self._work, "gradlab-worker")
             self._publisher.wake()
 
@@ -339,14 +326,16 @@ class AccumulationLab:
     def _shown(self, run: Run | None) -> views.Shown:
         experiment = run.experiment if run is not None else self._experiment
         seen = {} if run is None else {"result": run.result(), "window": run.window()}
-        name = f"now: {_name(experiment, self._preset)}"
+        name = f"now: {presets.name(experiment, self._preset)}"
         against = self._panel.against.value
         return views.Shown(experiment, name, **seen, pinned=self._pins.runs, points=self._points, against=against)
 
-    def _repaint(self) -> None:
+    def _repaint(self, *names: str) -> None:
+        """Draws these views anew, or all."""
         shown = self._shown(self._current)
         for name in self._panel.shown:
-            self._publisher.paint(shown, name)
+            if not names or name in names:
+                self._publisher.paint(shown, name)
 
     def _runs(self) -> list[tuple[str, Result]]:
         result = self.result
@@ -362,21 +351,6 @@ class AccumulationLab:
                     self._worker = None
                     return
             run.work()
-
-
-def _name(experiment: Experiment, preset: Experiment) -> str:
-    """A run's name: k and b, and what else differs from the preset."""
-    [name, _] = plots.labels([experiment, preset])
-    shape = f"k = {experiment.accumulation_steps}, b = {experiment.microbatch_size}"
-    rest = [part for part in name.split(", ") if part[:4] not in ("k = ", "b = ") and part != preset.method]
-    return ", ".join([shape, *rest])
-
-
-def _names(what: str, names: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
-    names = (names,) if isinstance(names, str) else tuple(names)
-    for name in names:
-        checks.one_of(f"a name in {what}", name, known)
-    return names
 
 
 _LABS: weakref.WeakSet = weakref.WeakSet()
