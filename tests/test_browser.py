@@ -147,8 +147,10 @@ class Lab:
         target.press(key)
 
     def choose(self, name: str, option: str) -> None:
+        """Types an option's name with its list focused: what a list does with keys."""
         self.control(name).focus()
-        self.control(name).select_option(option)
+        self.control(name).press_sequentially(option)
+        assert self.control(name).locator("option:checked").inner_text() == option
 
     def pixels(self, view: str) -> str:
         """A view as drawn, pixel by pixel: addresses of images differ even when the images do not."""
@@ -405,6 +407,26 @@ def test_without_rerun_a_moved_slider_waits(lab):
     lab.control("rerun").press("Space")
     lab.press("accumulation_steps", "ArrowRight")
     lab.wait_for("finished")
+
+
+def test_keys_stay_in_the_lab(page, lab):
+    """In command mode JupyterLab takes plain keys for its cells; not those of a control that has the focus."""
+    cells = page.locator(".jp-Cell").count()
+    lab.press("accumulation_steps", "d")
+    lab.press("accumulation_steps", "d")
+    lab.press("run", "x")
+    page.wait_for_timeout(300)
+    assert page.locator(".jp-Cell").count() == cells
+    for name in ("method", "optimizer", "model", "dataset", "budget_kind", "against"):
+        control = lab.control(name)
+        value = control.input_value()
+        for key in ("ArrowDown", "ArrowUp"):
+            lab.press(name, key)
+            if control.input_value() != value:
+                break
+        assert control.input_value() != value, name
+        assert control.evaluate("(control) => control === document.activeElement"), name
+    lab.press("reset")
 
 
 def test_focus_is_seen(lab):

@@ -7,6 +7,7 @@ from collections.abc import Collection
 import ipywidgets as widgets
 
 from gradlab.lab.controls import GOES_ON
+from gradlab.lab.experiment import Experiment
 from gradlab.lab.plots import X_AXES
 from gradlab.lab.views import VIEWS
 
@@ -35,6 +36,22 @@ _CSS = """<style>
 .gradlab-view { background: white; border-radius: 4px; padding: 2px; box-sizing: border-box; }
 .gradlab-lab .widget-html-content { line-height: 1.5; }
 </style>"""
+# In JupyterLab's command mode plain keys act on cells: the arrows leave the lab, d d deletes its cell. JupyterLab
+# listens at the document, so that a key that goes to a control of the lab is kept below it; Ctrl+S still saves.
+_KEYS = """
+if (!window.gradlabKeys) {
+  window.gradlabKeys = true;
+  document.body.addEventListener("keydown", (event) => {
+    const modified = event.ctrlKey || event.metaKey || event.altKey || event.shiftKey;
+    if (!modified && event.target.closest(".gradlab-lab")) event.stopPropagation();
+  });
+}"""
+
+
+def _script(text: str) -> widgets.Widget:
+    """JavaScript that runs on the page; the only widget of ipywidgets that may carry it is an Output."""
+    output = {"output_type": "display_data", "data": {"application/javascript": text}, "metadata": {}}
+    return widgets.Output(outputs=(output,), layout={"display": "none"})
 
 
 class Panel:
@@ -88,6 +105,7 @@ class Panel:
         compare += [] if "rerun" in hide else [self.rerun]
         lines = [
             widgets.HTML(_CSS),
+            _script(_KEYS),
             controls,
             self.batch,
             row("run", "pause", "step_microbatch", "step_update", "slow", "stop", "reset"),
@@ -110,6 +128,16 @@ class Panel:
         """Shows the state, a sentence, and details to fold away."""
         folded = f"<details><summary>details</summary><pre>{html.escape(details)}</pre></details>" if details else ""
         self._status.value = f'<div role="status"><b>{state}</b>: {html.escape(text)}{folded}</div>'
+
+    def say_batch(self, e: Experiment) -> None:
+        """Shows the effective batch as a product, and the law for its window."""
+        factors = [e.towers] * (e.towers > 1) + [e.accumulation_steps, e.microbatch_size]
+        product = " × ".join(str(factor) for factor in factors)
+        law = (e.towers * e.accumulation_steps) ** -0.5
+        self.batch.value = (
+            f"effective batch {product} = <b>{e.effective_batch}</b> examples an update; the law: a window's loss "
+            f"is 1/√k = <b>{law:.2f}</b> times as noisy as a micro-batch's"
+        )
 
     def narrate(self, text: str) -> None:
         """Shows what slow motion says."""

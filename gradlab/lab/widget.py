@@ -313,15 +313,8 @@ class AccumulationLab:
         self._panel.list_code(self.code() if self._panel.switches["code"].value else "")
 
     def _say_batch(self) -> None:
-        e = self._experiment
-        factors = [e.towers] * (e.towers > 1) + [e.accumulation_steps, e.microbatch_size]
-        product = " × ".join(str(factor) for factor in factors)
-        law = (e.towers * e.accumulation_steps) ** -0.5
         with self._guard:
-            self._panel.batch.value = (
-                f"effective batch {product} = <b>{e.effective_batch}</b> examples an update; the law: a window's loss "
-                f"is 1/√k = <b>{law:.2f}</b> times as noisy as a micro-batch's"
-            )
+            self._panel.say_batch(self._experiment)
 
     def _shown(self, run: Run | None) -> views.Shown:
         experiment = run.experiment if run is not None else self._experiment
