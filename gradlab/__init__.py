@@ -17,6 +17,7 @@ _HOME = {
     "GradientAccumulator": "gradlab.accumulator",
     "microbatched": "gradlab.keras_model",
     "Trainer": "gradlab.trainer",
+    "draw_graph": "gradlab.graph_view",
     "gradient_noise_scale": "gradlab.noise_scale",
     "Experiment": "gradlab.lab.experiment",
     "Result": "gradlab.lab.result",

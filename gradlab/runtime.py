@@ -79,6 +79,7 @@ def setup(towers: int | None = None, threads: int | str = "auto", seed: int | No
     with without_startup_noise():
         import tensorflow as tf
 
+        tf.get_logger().setLevel("WARNING")  # tf.distribute tells of each strategy and each all-reduce
         gpus = tf.config.list_physical_devices("GPU")
     if threads == "auto":
         threads = None if gpus else _cores()

@@ -113,7 +113,7 @@ def placeholder_graph(
                     continue
                 name = variable.name.removesuffix(":0")
                 gradients.append(tf.cast(tf.convert_to_tensor(gradient), accumulation_dtype(gradient.dtype)))
-                placeholders.append(v1.placeholder(gradients[-1].dtype, variable.shape, name=f"{name}/gradient"))
+                placeholders.append(v1.placeholder(gradients[-1].dtype, variable.shape, name=f"gradient/{name}"))
                 averages.append((tf.cast(placeholders[-1], variable.dtype), variable))
             train_op = optimizer.apply_gradients(averages, parts["global_step"], name="train")
             return PlaceholderGraph(

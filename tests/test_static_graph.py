@@ -70,7 +70,7 @@ def test_the_names_to_feed_and_to_run(built):
     assert any(name.startswith("average/") for name in names)
     if isinstance(built, static_graph.PlaceholderGraph):
         assert [placeholder.op.name for placeholder in built.gradient_placeholders] == [
-            f"{name}/gradient" for name in models.lenet().shapes
+            f"gradient/{name}" for name in models.lenet().shapes
         ]
     if isinstance(built, static_graph.VariableGraph):
         assert built.zero_ops.name.startswith("zero/")
