@@ -39,6 +39,10 @@ class Diagram:
         numbers = {name: f"box{i}" for i, name in enumerate(self.boxes)}
         devices = sorted({box.device for box in self.boxes.values() if len(box.devices) == 1})
         lines = ["---", *([f"title: {self.title}"] if self.title else []), _CONFIG, "---", "flowchart TD"]
+        lines += [
+            f"    accTitle: {self.title or 'a graph'}",
+            f"    accDescr: {'; '.join(map(self._words, self.boxes.values())).replace('<-', 'from')}",
+        ]
         lines += self._nested(list(self.boxes.values()), 0, numbers, devices)
         for box in self.boxes.values():
             me = numbers[box.name]
@@ -96,12 +100,14 @@ class Diagram:
         kinds = max((len(box.kind) for box in self.boxes.values()), default=0)
         devices = max((len(box.device) for box in self.boxes.values()), default=0)
         lines = [self.title] if self.title else []
-        for box in self.boxes.values():
-            line = f"{box.name:{width}}  {box.kind:{kinds}}  {box.device:{devices}}"
-            for sign, others in (("<- ", box.reads), ("writes ", box.writes), ("after ", box.after)):
-                line += f"  {sign}{', '.join(others)}" if others else ""
-            lines.append(line.rstrip())
+        lines += [self._words(box, width, kinds, devices) for box in self.boxes.values()]
         return "\n".join(lines)
+
+    def _words(self, box: Box, width: int = 0, kinds: int = 0, devices: int = 0) -> str:
+        line = f"{box.name:{width}}  {box.kind:{kinds}}  {box.device:{devices}}"
+        for sign, others in (("<- ", box.reads), ("writes ", box.writes), ("after ", box.after)):
+            line += f"  {sign}{', '.join(others)}" if others else ""
+        return line.rstrip()
 
     def _repr_mimebundle_(self, **kwargs) -> dict:
         return {"text/vnd.mermaid": self.mermaid, "text/plain": repr(self)}

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from gradlab.lab import toy
-from gradlab.lab.style import to_png
 
 
 @pytest.mark.parametrize(("k", "rate", "noise"), [(1, 0.3, 2.0), (5, 0.3, 2.0), (20, 0.1, 1.0), (3, 1.1, 0.5)])
@@ -30,16 +29,24 @@ def test_an_update_is_the_mean_gradient_times_the_rate():
 
 
 def test_the_picture_and_its_words():
+    scene = toy.Scene()
     for k in (1, 20):
-        figure = toy.figure(toy.descend(k))
-        assert f"Toy: {k} micro-batch gradients" in figure.get_label() and "settles near" in figure.get_label()
-        assert to_png(figure).startswith(b"\x89PNG")
+        png, words = scene.picture(toy.descend(k))
+        assert f"Toy: {k} micro-batch gradients" in words and "settles near" in words
+        assert png.startswith(b"\x89PNG")
+
+
+def test_a_picture_shows_its_own_descent_alone():
+    """Only what moves is drawn anew: nothing of an earlier picture may remain, and the new must be there."""
+    scene = toy.Scene()
+    first, second = (scene.picture(toy.descend(k))[0] for k in (3, 20))
+    assert first != second
+    assert scene.picture(toy.descend(3))[0] == first == toy.Scene().picture(toy.descend(3))[0]
 
 
 def test_it_needs_no_tensorflow():
-    program = (
-        "import sys; from gradlab.lab import toy; toy.figure(toy.descend(3)); assert 'tensorflow' not in sys.modules"
-    )
+    picture = "toy.Scene().picture(toy.descend(3))"
+    program = f"import sys; from gradlab.lab import toy; {picture}; assert 'tensorflow' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from gradlab.lab import views
 from gradlab.lab.live_run import Run
 from gradlab.lab.panel import Panel
-from gradlab.lab.style import to_png
 
 COUNTER_SECONDS = 0.2
 PLOT_SECONDS = {"losses": 0.5, "accuracy": 0.5}
@@ -45,11 +44,10 @@ class Publisher:
 
     def paint(self, shown: views.Shown, name: str, run: Run | None = None) -> None:
         """Draws a view; when it is a run's, only as long as that run is the current one."""
-        figure = views.VIEWS[name](shown)
-        png = to_png(figure, compression=1)
+        png, words = views.picture(name, shown)
         with self._guard:
             if run is None or run is self._current():
-                self._panel.paint(name, png, figure.get_label())
+                self._panel.paint(name, png, words)
 
     def show_counters(self, run: Run) -> None:
         """Shows the run's progress and its words."""

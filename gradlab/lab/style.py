@@ -5,9 +5,11 @@ No series is told from another by its colour alone: line style and marker differ
 
 import io
 
+import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from PIL import Image
 
 STYLES = (
     {"color": "#0072B2", "linestyle": "-", "marker": "o"},
@@ -45,6 +47,13 @@ def plain_numbers(axes) -> None:
 
 def to_png(figure: Figure, compression: int = 6) -> bytes:
     """The figure as a PNG image; compression from 1 (quick) to 9 (small)."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return pixels_to_png(canvas.buffer_rgba(), compression)
+
+
+def pixels_to_png(pixels, compression: int = 6) -> bytes:
+    """Pixels, shape (height, width, 4), as a PNG image."""
     content = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(content, pil_kwargs={"compress_level": compression})
+    Image.fromarray(np.asarray(pixels)).save(content, "PNG", compress_level=compression)
     return content.getvalue()

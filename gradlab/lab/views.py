@@ -1,5 +1,6 @@
 """The lab's live views: small figures of the run under way, beside the runs that were pinned."""
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -10,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from gradlab.lab import plots, toy
 from gradlab.lab.experiment import Experiment
 from gradlab.lab.result import Result
-from gradlab.lab.style import FAINT, GREY, STYLES, against_k, plain_numbers
+from gradlab.lab.style import FAINT, GREY, STYLES, against_k, plain_numbers, to_png
 
 MEBIBYTE = 2**20
 SIZE = (3.8, 2.9)  # inches of 100 pixels
@@ -163,19 +164,28 @@ def cost(shown: Shown) -> Figure:
     return _done(figure, axes[0], words, *axes)
 
 
-def toy_view(shown: Shown) -> Figure:
-    """The toy, with the controls' number of micro-batches."""
-    return toy.figure(toy.descend(min(shown.experiment.accumulation_steps * shown.experiment.towers, 200)), SIZE)
+def picture(name: str, shown: Shown) -> tuple[bytes, str]:
+    """A view as PNG, and what it shows in words."""
+    if name == "toy":
+        steps = shown.experiment.accumulation_steps * shown.experiment.towers
+        return _scene().picture(toy.descend(min(steps, 200)))
+    figure = _FIGURES[name](shown)
+    return to_png(figure, compression=1), figure.get_label()
 
 
-VIEWS: dict[str, Callable[[Shown], Figure]] = {
+@functools.cache
+def _scene() -> toy.Scene:
+    return toy.Scene(SIZE)
+
+
+_FIGURES: dict[str, Callable[[Shown], Figure]] = {
     "losses": losses,
     "accuracy": accuracy,
     "noise": noise,
     "scale": scale,
     "cost": cost,
-    "toy": toy_view,
 }
+VIEWS = (*_FIGURES, "toy")
 
 
 def _panel(title: str) -> tuple[Figure, object]:
