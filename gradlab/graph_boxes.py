@@ -115,7 +115,8 @@ def boxes_of(operations: list, bound: dict, depth: int, expand: Sequence[str]) -
         for tensor in op.inputs:
             written = tensor.dtype == tf.resource and op.type.startswith(WRITES)
             _add(box.writes if written else box.reads, source(tensor), but=box.name)
-        for before in op.control_inputs:
+        constants = [tensor.op for tensor in op.inputs if tensor.op.type == "Const"]  # not drawn: what they wait for is
+        for before in itertools.chain(op.control_inputs, *(constant.control_inputs for constant in constants)):
             _add(box.after, home.get((id(before.graph), before.name)), but=box.name)
     return _without_constants(boxes)
 

@@ -121,6 +121,16 @@ def test_a_function_its_loop_and_its_variables():
     assert draw_graph(total.get_concrete_function(x)).boxes.keys() == closed.boxes.keys()
 
 
+def test_what_a_constant_waits_for_its_reader_waits_for():
+    """TensorFlow can hang a control dependency on a constant, which is not drawn."""
+    with tf.Graph().as_default() as graph:
+        v = v1.get_variable("v", initializer=tf.zeros([2]), use_resource=True)
+        first = v.assign_add([1.0, 1.0], name="first", read_value=False)
+        with tf.control_dependencies([first]):
+            v.assign(tf.zeros([2]), name="second", read_value=False)
+    assert draw_graph(graph).boxes["second"].after == ["first"]
+
+
 def test_both_forms_are_shown_and_the_public_name_is_it(towers):
     bundle = draw_graph(towers)._repr_mimebundle_()
     assert set(bundle) == {"text/vnd.mermaid", "text/plain"} and "average" in bundle["text/plain"]

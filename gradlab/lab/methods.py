@@ -172,11 +172,21 @@ class LargeBatch(_CompiledMethod):
 
 
 class Microbatched(_CompiledMethod):
-    """The loop over the micro-batches inside the compiled function: one call an update."""
+    """The loop over the micro-batches inside the compiled function: one call an update.
+
+    Args:
+        in_flight: micro-batches that may be under way at once, as in `gradlab.window.accumulate`.
+    """
+
+    def __init__(self, model: Model, optimizer: OptimizerConfig, dtype="float32", in_flight: int = 1):
+        self._in_flight = in_flight
+        super().__init__(model, optimizer, dtype)
 
     def _window(self, loss, batch, weights, microbatch_size):
         variables = list(self._variables.values())
-        return window_gradients(loss, variables, batch, weights, microbatch_size, stopped=self._cancelled.read_value)
+        return window_gradients(
+            loss, variables, batch, weights, microbatch_size, self._in_flight, stopped=self._cancelled.read_value
+        )
 
 
 class _StaticGraphMethod:

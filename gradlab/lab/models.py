@@ -6,7 +6,7 @@ randomness an input, so that two methods which are given the same seeds drop the
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -112,20 +112,31 @@ def dense(input_shape: tuple[int, ...] = (28, 28, 1), hidden: int = 128) -> Mode
     return Model("dense", tuple(input_shape), shapes, logits, takes_seeds=True)
 
 
-def vgg(input_shape: tuple[int, ...] = (32, 32, 3)) -> Model:
-    """A small VGG: three blocks of two 3x3 convolutions and a max-pool, then two dense layers, for 28x28 and up."""
+def vgg(
+    input_shape: tuple[int, ...] = (32, 32, 3), blocks: Sequence[Sequence[int]] = ((16, 16), (32, 32), (64, 64))
+) -> Model:
+    """Blocks of 3x3 convolutions, each with a max-pool after it, then two dense layers; small unless told otherwise.
+
+    Args:
+        input_shape: height, width and channels of an image; each block halves height and width.
+        blocks: the filters of each block's convolutions. VGG-16 (Simonyan and Zisserman 2015) has 64 twice, 128 twice,
+            then 256, 512 and 512, three times each.
+    """
     height, width, channels = input_shape
-    shapes, filters = {}, channels
-    for block, wide in enumerate((16, 32, 64), 1):
-        shapes |= _layer(f"conv{block}a", 3, 3, filters, wide) | _layer(f"conv{block}b", 3, 3, wide, wide)
-        filters = wide
-    flat = height // 8 * (width // 8) * filters
+    shapes, filters, convolutions = {}, channels, []
+    for block, widths in enumerate(blocks, 1):
+        convolutions.append([f"conv{block}{'abc'[i]}" for i in range(len(widths))])
+        for name, wide in zip(convolutions[-1], widths):
+            shapes |= _layer(name, 3, 3, filters, wide)
+            filters = wide
+    flat = height // 2 ** len(blocks) * (width // 2 ** len(blocks)) * filters
     shapes |= _layer("dense", flat, 128) | _layer("logits", 128, CLASSES)
 
     def logits(w, x, seed):
-        for block in (1, 2, 3):
-            x = tf.nn.relu(_convolve(w, f"conv{block}a", x, "SAME"))
-            x = _max_pool(tf.nn.relu(_convolve(w, f"conv{block}b", x, "SAME")))
+        for names in convolutions:
+            for name in names:
+                x = tf.nn.relu(_convolve(w, name, x, "SAME"))
+            x = _max_pool(x)
         x = tf.nn.relu(_dense(w, "dense", tf.reshape(x, [-1, flat])))
         return _dense(w, "logits", _dropout(x, 0.5, seed, 0))
 

@@ -1,0 +1,1 @@
+"""gradlab beside what a user would take instead: `make bench`."""

@@ -1,0 +1,98 @@
+"""The second table: how far the peak of a process' memory grows by an update, each in a process of its own.
+
+    python -m benchmarks.memory tensorflow-auto "gradlab" vgg16 32 1      (one measurement)
+"""
+
+import importlib
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+
+from benchmarks import networks, worker
+
+NETWORK = "vgg16"
+SHAPES = ((1, 32), (8, 4), (32, 1))
+MEBIBYTE = 2**20
+# glibc keeps freed memory for later, more or less as threads happen to run; like this it gives large pieces back.
+GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_ARENA_MAX": "1"}
+SETTING = {"benchmarks.tensorflow_ways": "tensorflow-auto", "benchmarks.torch_ways": "torch", "benchmarks.jax_ways": "jax"}
+
+
+def measure(repeats: int = 3, say=print) -> dict:
+    """MiB by which the peak grows over the process' start: weights, optimizer, gradients, activations, all of it.
+
+    Returns:
+        {"cells": a list of {"way", "k", "b", "mebibytes", "all"}, "arithmetic": what the weights alone need}.
+    """
+    cells = []
+    for module, setting in SETTING.items():
+        try:
+            ways = importlib.import_module(module).WAYS if module != "benchmarks.tensorflow_ways" else None
+        except ImportError:
+            continue
+        for way in ways or _tensorflow_ways():
+            for k, b in SHAPES:
+                shape = (1, k * b) if way == "big batch" else (k, b)
+                found = [growth(setting, way, NETWORK, *shape) for _ in range(repeats)]
+                say(f"{way} {k} x {b}: {found}")
+                if None not in found:
+                    cells.append(dict(way=way, k=k, b=b, mebibytes=statistics.median(found), all=found))
+    one = [growth("tensorflow-auto", "big batch", NETWORK, 1, 1) for _ in range(repeats)]
+    weights = sum(value.nbytes for value in networks.build(NETWORK).model.initial_weights(0).values()) / MEBIBYTE
+    return {"cells": cells, "weights": weights, "one example": statistics.median(one)}
+
+
+def _tensorflow_ways() -> list[str]:
+    from benchmarks.speed import Worker
+
+    asked = Worker("tensorflow-auto")
+    asked.close()
+    return asked.ways
+
+
+def growth(setting: str, way: str, network: str, k: int, b: int) -> float | None:
+    """One process' growth in MiB; None where it failed."""
+    command = [sys.executable, "-m", "benchmarks.memory", setting, way, network, str(k), str(b)]
+    done = subprocess.run(command, env={**os.environ, **GIVE_BACK}, capture_output=True, text=True)
+    return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else None
+
+
+def as_table(found: dict) -> str:
+    """The cells as Markdown."""
+    by_cell = {(cell["way"], cell["k"], cell["b"]): cell["mebibytes"] for cell in found["cells"]}
+    lines = ["| MiB over the process' start | " + " | ".join(f"{k} x {b}" for k, b in SHAPES) + " |"]
+    lines += ["| --- |" + " --- |" * len(SHAPES)]
+    for way in dict.fromkeys(way for way, *_ in by_cell):
+        row = [by_cell.get((way, *shape)) for shape in SHAPES]
+        lines.append(f"| {way} | " + " | ".join("failed" if value is None else f"{value:.0f}" for value in row) + " |")
+    return "\n".join(lines)
+
+
+def _status(name: str) -> float:
+    for line in pathlib.Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name):
+            return int(line.split()[1]) / 1024
+    raise RuntimeError(f"/proc/self/status does not tell {name}")
+
+
+def main() -> None:
+    setting, way, name, k, b = sys.argv[1:]
+    module, threads = worker.SETTINGS[setting]
+    if threads is not None:
+        import gradlab
+
+        gradlab.setup(threads=threads)
+    ways = importlib.import_module(module).WAYS
+    network = networks.build(name)
+    batch = worker.batch(network, int(k) * int(b))
+    before = _status("VmRSS")
+    pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    ways[way](network, int(k), int(b), *batch)(2)
+    print(json.dumps(round(_status("VmHWM") - before, 1)))
+
+
+if __name__ == "__main__":
+    main()

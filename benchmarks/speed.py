@@ -1,0 +1,129 @@
+"""The first table: milliseconds an update of every way, side by side, and the ratio to one big batch."""
+
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterable
+
+from benchmarks.worker import SETTINGS
+
+BIG_BATCH = "big batch"
+SHAPES = {
+    "lenet": ((1, 100), (5, 20), (10, 10), (20, 5), (100, 1)),
+    "dense": ((1, 100), (5, 20), (10, 10), (20, 5), (100, 1)),
+    "vgg16": ((1, 32), (8, 4), (32, 1)),
+}
+SECONDS = 0.15  # what one measurement should take at least
+MOST_UPDATES = FIT_UPDATES = 50
+
+
+class Worker:
+    """A process of `benchmarks.worker`, with one setting of one framework."""
+
+    def __init__(self, setting: str):
+        self.setting = setting
+        command = [sys.executable, "-m", "benchmarks.worker", setting]
+        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        self._process = subprocess.Popen(command, text=True, **pipes)
+        first = json.loads(self._process.stdout.readline() or '{"missing": "the process"}')
+        self.ways, self.missing = first.get("ways", []), first.get("missing")
+
+    def seconds(self, way: str, network: str, k: int, b: int, updates: int) -> float:
+        """What so many updates took."""
+        wanted = dict(way=way, network=network, k=k, b=b, updates=updates)
+        self._process.stdin.write(json.dumps(wanted) + "\n")
+        self._process.stdin.flush()
+        answer = json.loads(self._process.stdout.readline() or '{"error": "the process ended"}')
+        if "error" in answer:
+            raise RuntimeError(f"{way}, {network}, {k} x {b}, {self.setting}: {answer['error']}")
+        return answer["seconds"]
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.stdin.close()
+        self._process.wait(60)
+
+
+def measure(networks: Iterable[str], repeats: int, say=print) -> dict:
+    """Times every way in every setting, in turn, round after round.
+
+    Args:
+        networks: "lenet", "dense", "vgg16".
+        repeats: rounds that count.
+        say: hears what is being done.
+
+    Returns:
+        {"cells": a list of {"network", "way", "k", "b", "setting", "milliseconds", "spread", "ratio"}, the way's best
+        setting each; "missing": frameworks that are not installed}. milliseconds: the median over rounds; spread: the
+        quartiles; ratio: the median over rounds of the ratio to the big batch's best setting in the same round.
+    """
+    workers = [Worker(setting) for setting in SETTINGS]
+    missing = sorted({worker.missing for worker in workers if worker.missing})
+    try:
+        cells = []
+        for network in networks:
+            for k, b in SHAPES[network]:
+                say(f"{network} {k} x {b}")
+                cells += _cells(network, k, b, *_rounds(workers, network, k, b, repeats, say))
+        return {"cells": cells, "missing": missing}
+    finally:
+        for worker in workers:
+            worker.close()
+
+
+def _rounds(workers, network: str, k: int, b: int, repeats: int, say) -> tuple[dict, dict]:
+    """{(way, setting): milliseconds in each round}, of the ways and of the big batch of k * b examples."""
+    asked = {
+        (way, worker.setting): (worker, 1 if way == BIG_BATCH else k, k * b if way == BIG_BATCH else b)
+        for worker in workers
+        for way in worker.ways
+    }
+    updates = {}
+    for key, (worker, *shape) in list(asked.items()):
+        try:
+            once = worker.seconds(key[0], network, *shape, 2) / 2
+        except RuntimeError as error:
+            say(str(error))
+            del asked[key]
+            continue
+        least = FIT_UPDATES if "in fit" in key[0] else 1  # what a call of fit costs by itself is not an update's
+        updates[key] = max(least, min(MOST_UPDATES, round(SECONDS / once)))
+    found = {key: [] for key in asked}
+    for number in range(repeats):
+        for key in list(asked) if number % 2 else reversed(asked):
+            worker, *shape = asked[key]
+            found[key].append(1000 * worker.seconds(key[0], network, *shape, updates[key]) / updates[key])
+    big = {key: values for key, values in found.items() if key[0] == BIG_BATCH}
+    return found, big
+
+
+def _cells(network: str, k: int, b: int, found: dict, big: dict) -> list[dict]:
+    reference = min(big.values(), key=statistics.median)
+    best = {}
+    for (way, setting), values in found.items():
+        if way not in best or statistics.median(values) < statistics.median(best[way][1]):
+            best[way] = setting, values
+    return [
+        {
+            "network": network, "way": way, "k": k, "b": b, "setting": setting,
+            "milliseconds": statistics.median(values),
+            "spread": statistics.quantiles(values, n=4)[::2] if len(values) > 1 else [values[0]] * 2,
+            "ratio": statistics.median(mine / theirs for mine, theirs in zip(values, reference)),
+        }
+        for way, (setting, values) in best.items()
+    ]  # fmt: skip
+
+
+def as_table(cells: list[dict], network: str) -> str:
+    """A network's cells as Markdown: a row a way, a column a shape."""
+    shapes = SHAPES[network]
+    by_cell = {(cell["way"], cell["k"], cell["b"]): cell for cell in cells if cell["network"] == network}
+    ways = list(dict.fromkeys(way for way, *_ in by_cell))
+    lines = ["| ms an update (ratio to one big batch) | " + " | ".join(f"{k} x {b}" for k, b in shapes) + " |"]
+    lines += ["| --- |" + " --- |" * len(shapes)]
+    for way in ways:
+        row = [by_cell.get((way, *shape)) for shape in shapes]
+        words = [f"{cell['milliseconds']:.3g} ({cell['ratio']:.2f})" if cell else "failed" for cell in row]
+        lines.append(f"| {way} | " + " | ".join(words) + " |")
+    return "\n".join(lines)
