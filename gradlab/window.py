@@ -246,14 +246,14 @@ def _add(total, gradient):
 
 def squared_norm(gradients: Sequence, dtype):
     """The sum of the squares of every gradient's elements."""
-    squares = [tf.zeros([], dtype)]
+    halves = [tf.zeros([], dtype)]
     for gradient in gradients:
         if isinstance(gradient, tf.IndexedSlices):  # a row named twice must be added up before it is squared
             rows, position = tf.unique(gradient.indices)
             gradient = tf.math.unsorted_segment_sum(gradient.values, position, tf.size(rows))
         if gradient is not None:
-            squares.append(2 * tf.nn.l2_loss(tf.cast(gradient, dtype)))
-    return tf.add_n(squares)
+            halves.append(tf.nn.l2_loss(tf.cast(gradient, dtype)))
+    return 2 * tf.add_n(halves)
 
 
 def _all_finite(tensors: Sequence):

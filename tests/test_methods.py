@@ -136,7 +136,7 @@ def _towers_counted_equal(monkeypatch):
 
 
 def _micro_batches_counted_equal(monkeypatch):
-    def window_gradients(loss, variables, batch, weights, microbatch_size, stopped):
+    def window_gradients(loss, variables, batch, weights, microbatch_size, **options):
         parts = []
         for step in range(3):  # the check's windows have at most three micro-batches of four
             rows = slice(4 * step, 4 * step + 4)

@@ -92,14 +92,25 @@ def test_dropout_depends_on_its_seed_alone():
         assert not np.allclose(first, compiled(tf.constant(other)))
 
 
-@pytest.mark.parametrize(("layer", "rate"), [(0, 0.2), (3, 0.5)])
-def test_dropout_drops_its_share_and_keeps_the_mean(layer, rate):
-    ones = tf.ones([100, 1000])
-    dropped = models._dropout(ones, rate, tf.constant([0, 0]), layer).numpy()
-    assert abs((dropped == 0).mean() - rate) < 0.01
-    assert abs(dropped.mean() - 1) < 0.02
-    other = models._dropout(ones, rate, tf.constant([0, 0]), layer + 1).numpy()
-    assert abs(((dropped == 0) == (other == 0)).mean() - (rate**2 + (1 - rate) ** 2)) < 0.01  # independent masks
+def test_dropout_drops_its_share_and_keeps_the_mean():
+    rates = (0.2, 0.5, 0.5)
+    ones = tf.ones([1000, 10, 10])
+    masks = models._dropout_masks(tf.constant([0, 0]), ones, [(rate, (10, 10)) for rate in rates])
+    dropped = [models._drop(ones, mask).numpy() for mask in masks]
+    for rate, layer in zip(rates, dropped):
+        assert set(np.unique(layer)) == {np.float32(0), np.float32(1 / (1 - rate))}
+        assert abs((layer == 0).mean() - rate) < 0.01 and abs(layer.mean() - 1) < 0.02
+    for one, other, share in ((0, 1, 0.5), (1, 2, 0.5)):  # independent of each other
+        assert abs(((dropped[one] == 0) == (dropped[other] == 0)).mean() - share) < 0.01
+    assert models._drop(ones, None) is ones
+
+
+def test_what_is_dropped_has_no_gradient_and_what_is_kept_is_scaled():
+    x = tf.Variable(np.random.default_rng(0).normal(size=[50, 8]).astype("float32"))
+    [mask] = models._dropout_masks(tf.constant([3, 4]), x, [(0.5, (8,))])
+    with tf.GradientTape() as tape:
+        total = tf.reduce_sum(models._drop(x, mask) ** 2)
+    np.testing.assert_allclose(tape.gradient(total, x), 2 * x.numpy() * mask.numpy() ** 2, rtol=1e-6)
 
 
 def test_unknown_names_list_the_known():

@@ -185,7 +185,13 @@ class Microbatched(_CompiledMethod):
     def _window(self, loss, batch, weights, microbatch_size):
         variables = list(self._variables.values())
         return window_gradients(
-            loss, variables, batch, weights, microbatch_size, self._in_flight, stopped=self._cancelled.read_value
+            loss,
+            variables,
+            batch,
+            weights,
+            microbatch_size,
+            in_flight=self._in_flight,
+            stopped=self._cancelled.read_value,
         )
 
 

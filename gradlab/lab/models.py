@@ -75,7 +75,9 @@ def lenet(input_shape: tuple[int, ...] = (28, 28, 1), logit_relu: bool = True) -
             is on, because the published figures were made with it.
     """
     height, width, channels = input_shape
-    flat = ((height - 4) // 2 - 4) // 2 * (((width - 4) // 2 - 4) // 2) * 16
+    pooled1 = (height - 4) // 2, (width - 4) // 2, 6
+    pooled2 = (pooled1[0] - 4) // 2, (pooled1[1] - 4) // 2, 16
+    flat = math.prod(pooled2)
     shapes = {
         **_layer("conv1", 5, 5, channels, 6),
         **_layer("conv2", 5, 5, 6, 16),
@@ -84,16 +86,19 @@ def lenet(input_shape: tuple[int, ...] = (28, 28, 1), logit_relu: bool = True) -
         **_layer("logits", 84, CLASSES),
     }
 
+    dropped = (0.2, input_shape), (0.5, pooled1), (0.5, pooled2), (0.5, (120,)), (0.5, (84,))
+
     def logits(w, x, seed):
-        x = _dropout(x, 0.2, seed, 0)
+        masks = _dropout_masks(seed, x, dropped)
+        x = _drop(x, masks[0])
         x = _max_pool(tf.nn.relu(_convolve(w, "conv1", x, "VALID")))
-        x = _dropout(x, 0.5, seed, 1)
+        x = _drop(x, masks[1])
         x = _max_pool(tf.nn.relu(_convolve(w, "conv2", x, "VALID")))
-        x = _dropout(x, 0.5, seed, 2)
+        x = _drop(x, masks[2])
         x = tf.nn.relu(_dense(w, "dense1", tf.reshape(x, [-1, flat])))
-        x = _dropout(x, 0.5, seed, 3)
+        x = _drop(x, masks[3])
         x = tf.nn.relu(_dense(w, "dense2", x))
-        x = _dropout(x, 0.5, seed, 4)
+        x = _drop(x, masks[4])
         x = _dense(w, "logits", x)
         return tf.nn.relu(x) if logit_relu else x
 
@@ -138,7 +143,8 @@ def vgg(
                 x = tf.nn.relu(_convolve(w, name, x, "SAME"))
             x = _max_pool(x)
         x = tf.nn.relu(_dense(w, "dense", tf.reshape(x, [-1, flat])))
-        return _dense(w, "logits", _dropout(x, 0.5, seed, 0))
+        [mask] = _dropout_masks(seed, x, [(0.5, (128,))])
+        return _dense(w, "logits", _drop(x, mask))
 
     return Model("vgg", tuple(input_shape), shapes, logits)
 
@@ -157,19 +163,43 @@ def _glorot_uniform(generator: np.random.Generator, shape: tuple[int, ...]) -> n
 
 
 def _dense(w, name, x):
-    return tf.matmul(x, w[f"{name}/kernel"]) + w[f"{name}/bias"]
+    return _add_bias(tf.matmul(x, w[f"{name}/kernel"]), w[f"{name}/bias"])
 
 
 def _convolve(w, name, x, padding):
-    return tf.nn.conv2d(x, w[f"{name}/kernel"], strides=1, padding=padding) + w[f"{name}/bias"]
+    return _add_bias(tf.nn.conv2d(x, w[f"{name}/kernel"], strides=1, padding=padding), w[f"{name}/bias"])
+
+
+def _add_bias(x, bias):
+    # The gradient of bias_add is one operation; that of + must first find out which axes were stretched.
+    return tf.nn.bias_add(x, bias) if len(bias.shape) == 1 else x + bias
 
 
 def _max_pool(x):
     return tf.nn.max_pool2d(x, ksize=2, strides=2, padding="VALID")
 
 
-def _dropout(x, rate, seed, layer):
-    """Drops units with a mask that depends on the seed and the layer alone, wherever and whenever it is drawn."""
+def _dropout_masks(seed, x, layers: Sequence[tuple]) -> list:
+    """For each (rate, shape of a layer's units) a mask to multiply with: 0, or 1 / (1 - rate).
+
+    The masks depend on the seed and the number of examples alone, wherever and whenever they are drawn; they are drawn
+    at once, because for a micro-batch many small draws cost more than the numbers. Without a seed: None.
+    """
     if seed is None:
+        return [None] * len(layers)
+    sizes = [math.prod(shape) for _, shape in layers]
+    rates = np.repeat(np.float32([rate for rate, _ in layers]), sizes)
+    kept = tf.random.stateless_uniform([tf.shape(x)[0], sum(sizes)], seed, alg="philox") >= rates
+    masks = tf.split(tf.cast(kept, x.dtype) * (1 / (1 - rates)).astype(x.dtype.name), sizes, axis=1)
+    return [tf.reshape(mask, [-1, *shape]) for mask, (_, shape) in zip(masks, layers)]
+
+
+def _drop(x, mask):
+    if mask is None:
         return x
-    return tf.nn.experimental.stateless_dropout(x, rate, seed=seed + [layer * 1_000_003, 0], rng_alg="philox")
+
+    @tf.custom_gradient
+    def product(x):  # of two tensors of one shape, which the gradient of * cannot know
+        return x * mask, lambda upstream: upstream * mask
+
+    return product(x)
