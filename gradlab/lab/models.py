@@ -189,7 +189,12 @@ def _dropout_masks(seed, x, layers: Sequence[tuple]) -> list:
         return [None] * len(layers)
     sizes = [math.prod(shape) for _, shape in layers]
     rates = np.repeat(np.float32([rate for rate, _ in layers]), sizes)
-    kept = tf.random.stateless_uniform([tf.shape(x)[0], sum(sizes)], seed, alg="philox") >= rates
+    # Philox (Salmon and others 2011) with the seed's halves as its key and as the upper half of its counter: every
+    # pair has numbers of its own. tf.random.stateless_uniform would first scramble them, in eight operations more.
+    key, counter = tf.split(tf.cast(seed, tf.uint64), 2)
+    counter = tf.concat([tf.zeros([1], tf.uint64), counter], axis=0)
+    shape = tf.stack([tf.shape(x)[0], sum(sizes)])
+    kept = tf.raw_ops.StatelessRandomUniformV2(shape=shape, key=key, counter=counter, alg=1) >= rates
     masks = tf.split(tf.cast(kept, x.dtype) * (1 / (1 - rates)).astype(x.dtype.name), sizes, axis=1)
     return [tf.reshape(mask, [-1, *shape]) for mask, (_, shape) in zip(masks, layers)]
 
