@@ -1,6 +1,6 @@
 """The third table: how time and memory grow with k, with parameters, with towers and with workers.
 
-    python -m benchmarks.growth k|parameters|towers      (one process each prints JSON)
+python -m benchmarks.growth k|parameters|towers      (one process each prints JSON)
 """
 
 import json
@@ -39,9 +39,13 @@ def measure(repeats: int = 3, say=print) -> dict:
     for what in ("k", "parameters", "towers"):
         say(what)
         rows = [json.loads(_run([sys.executable, "-m", "benchmarks.growth", what])) for _ in range(repeats)]
-        found[what] = [{key: statistics.median(row[i][key] for row in rows) for key in rows[0][i]} for i in range(len(rows[0]))]
+        found[what] = [
+            {key: statistics.median(row[i][key] for row in rows) for key in rows[0][i]} for i in range(len(rows[0]))
+        ]
     say("workers")
-    found["workers"] = [{"workers": n, "milliseconds": statistics.median(_workers(n) for _ in range(repeats))} for n in (1, 2)]
+    found["workers"] = [
+        {"workers": n, "milliseconds": statistics.median(_workers(n) for _ in range(repeats))} for n in (1, 2)
+    ]
     return found
 
 

@@ -62,9 +62,7 @@ def microbatching(network, k, b, x, y):
     weights, mean_loss = functions(network)
     optimizer = optax.adam(1e-3)
     mean = optax.microbatching.AccumulationType.MEAN
-    gradient = optax.microbatching.microbatch(
-        jax.grad(mean_loss), argnums=(1, 2), microbatch_size=b, accumulator=mean
-    )
+    gradient = optax.microbatching.microbatch(jax.grad(mean_loss), argnums=(1, 2), microbatch_size=b, accumulator=mean)
 
     @jax.jit
     def step(weights, state, x, y, key):

@@ -1,6 +1,6 @@
 """The second table: how far the peak of a process' memory grows by an update, each in a process of its own.
 
-    python -m benchmarks.memory tensorflow-auto "gradlab" vgg16 32 1      (one measurement)
+python -m benchmarks.memory tensorflow-auto "gradlab" vgg16 32 1      (one measurement)
 """
 
 import importlib
@@ -18,7 +18,11 @@ SHAPES = ((1, 32), (8, 4), (32, 1))
 MEBIBYTE = 2**20
 # glibc keeps freed memory for later, more or less as threads happen to run; like this it gives large pieces back.
 GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_ARENA_MAX": "1"}
-SETTING = {"benchmarks.tensorflow_ways": "tensorflow-auto", "benchmarks.torch_ways": "torch", "benchmarks.jax_ways": "jax"}
+SETTING = {
+    "benchmarks.tensorflow_ways": "tensorflow-auto",
+    "benchmarks.torch_ways": "torch",
+    "benchmarks.jax_ways": "jax",
+}
 
 
 def measure(repeats: int = 3, say=print) -> dict:

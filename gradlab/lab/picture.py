@@ -5,7 +5,7 @@ import html
 
 from matplotlib.figure import Figure
 
-from gradlab.lab.style import to_png
+from gradlab.lab.style import to_small_png
 
 
 def figure(columns: int = 1, size: tuple[float, float] = (7.0, 3.2)):
@@ -42,7 +42,7 @@ class Picture:
 
     def _repr_mimebundle_(self, **kwargs) -> dict:
         # JupyterLab gives an image/png no alternative text, so that it must be HTML; GitHub shows the image alone.
-        content = base64.b64encode(to_png(self.figure, compression=9)).decode()
+        content = base64.b64encode(to_small_png(self.figure)).decode()
         # white behind it: the dark theme has light text, the figure has not
         tag = f'<img alt="{html.escape(self.alt)}" style="background: white" src="data:image/png;base64,{content}">'
         return {"text/html": tag, "image/png": content, "text/plain": self.alt}

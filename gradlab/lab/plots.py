@@ -185,6 +185,32 @@ def cost(results: Sequence[Result]) -> Figure:
     return _finished(figure, times, "", words, results)
 
 
+def speed(cells: Sequence[dict], network: str = "lenet") -> Figure:
+    """The time of an update of one network in units of the big batch's: a line for each way, a tick for each k x b.
+
+    Args:
+        cells: {"network", "way", "k", "b", "ratio"} each, as benchmarks/ measures them.
+        network: whose.
+    """
+    cells = [cell for cell in cells if cell["network"] == network]
+    if not cells:
+        raise ValueError(f"cells must hold some of the network. Received: none of {network!r}")
+    figure = Figure(figsize=(8, 5), dpi=100, layout="constrained")
+    axes = figure.subplots()
+    shapes = list(dict.fromkeys((cell["k"], cell["b"]) for cell in cells))
+    words = []
+    for number, way in enumerate(dict.fromkeys(cell["way"] for cell in cells)):
+        own = {(cell["k"], cell["b"]): cell["ratio"] for cell in cells if cell["way"] == way}
+        style = STYLES[number % len(STYLES)]
+        look = style if number < len(STYLES) else style | {"markerfacecolor": "white"}
+        axes.plot([shapes.index(shape) for shape in own], list(own.values()), label=way, **look)
+        words.append(f"{way}: " + ", ".join(f"{k} x {b} {ratio:.2f}" for (k, b), ratio in own.items()))
+    axes.set(yscale="log", xlabel="k x b", ylabel="time of an update / the big batch's")
+    axes.set_xticks(range(len(shapes)), labels=[f"{k} x {b}" for k, b in shapes])
+    plain_numbers(axes)
+    return _finished(figure, axes, f"Speed of an update, {network}; the big batch is 1", words)
+
+
 def labels(experiments: Sequence[Experiment]) -> list[str]:
     """What tells experiments apart, in the words of their fields.
 

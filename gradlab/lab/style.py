@@ -57,3 +57,11 @@ def pixels_to_png(pixels, compression: int = 6) -> bytes:
     content = io.BytesIO()
     Image.fromarray(np.asarray(pixels)).save(content, "PNG", compress_level=compression)
     return content.getvalue()
+
+
+def to_small_png(figure: Figure) -> bytes:
+    """The figure as a PNG image of 128 colours: a third of the bytes, for notebooks that keep it."""
+    content = io.BytesIO()
+    drawn = Image.open(io.BytesIO(to_png(figure, compression=1))).convert("RGB")
+    drawn.quantize(128, dither=Image.Dither.NONE).save(content, "PNG", optimize=True)
+    return content.getvalue()
