@@ -37,7 +37,7 @@ test: .venv/ready
 	.venv/bin/python -m pytest --nbval --nbval-sanitize-with tests/nbval_sanitize.cfg tests notebooks gradlab
 
 bench: .venv/ready
-	.venv/bin/python benchmarks/methods.py
+	.venv/bin/python -m benchmarks --write
 
 notebooks: .venv/ready
 	.venv/bin/python -m jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.store_widget_state=False \

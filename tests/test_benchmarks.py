@@ -1,25 +1,112 @@
-"""The benchmark runs and prints a table; what it measures is not judged here."""
+"""The benchmark measures every way on every shape and writes its tables; what it measures is not judged here."""
 
+import json
 import pathlib
-import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
-from gradlab.lab import methods
+from benchmarks import guard, networks, report, speed, worker
+from gradlab.lab import plots
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+CELLS = [
+    {
+        "network": "lenet",
+        "way": way,
+        "k": k,
+        "b": b,
+        "setting": "x",
+        "milliseconds": ratio,
+        "spread": [1, 2],
+        "ratio": ratio,
+    }
+    for way, ratio in (("big batch", 1.0), ("gradlab", 1.5))
+    for k, b in speed.SHAPES["lenet"]
+]
+
+
+def parameters(network) -> int:
+    return sum(int(np.prod(shape)) for shape in network.model.shapes.values())
+
+
+@pytest.mark.parametrize("name", speed.SHAPES)
+def test_every_framework_has_the_same_network(name):
+    """As many parameters in Keras, PyTorch and JAX as in gradlab: they time the same thing."""
+    from benchmarks.tensorflow_ways import keras_model
+
+    network = networks.build(name)
+    assert keras_model(network).count_params() == parameters(network)
+    torch_ways = pytest.importorskip(
+        "benchmarks.torch_ways", reason="PyTorch is not installed (extra bench)", exc_type=ImportError
+    )
+    assert sum(weight.numel() for weight in torch_ways.module(network).parameters()) == parameters(network)
+
+
+def test_jax_s_network_is_gradlab_s():
+    jax_ways = pytest.importorskip(
+        "benchmarks.jax_ways", reason="JAX is not installed (extra bench)", exc_type=ImportError
+    )
+    import jax
+
+    network = networks.build("dense")
+    x, y = worker.batch(network, 8)
+    weights, mean_loss = jax_ways.functions(network)
+    ours = network.model.losses(network.model.initial_weights(0), x, y).numpy().mean()
+    np.testing.assert_allclose(mean_loss(weights, x, y, jax.random.key(0)), ours, rtol=1e-5)
 
 
 @pytest.mark.slow
-def test_it_prints_every_method_for_every_shape():
-    command = [sys.executable, str(ROOT / "benchmarks" / "methods.py"), "--repeats", "1", "--models", "dense"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+def test_it_measures_every_way_and_writes_nothing_unasked(tmp_path):
+    command = [sys.executable, "-m", "benchmarks", "--tables", "speed", "--networks", "dense", "--repeats", "1"]
+    before = (ROOT / "README.md").read_text()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    table = done.stdout[done.stdout.index("dense:") :].splitlines()
-    assert table[1].split() == ["k", "x", "b", *methods.METHODS]
-    assert [row.split()[0] for row in table[2:]] == ["1x100", "5x20", "10x10", "20x5"]
-    for row in table[2:]:
-        assert len(re.findall(r"\d+\.\d\d \(\d+\.\d\d\)", row)) == len(methods.METHODS)
-        assert "(1.00)" in row
+    table = done.stdout[done.stdout.index("**Dense") :].splitlines()
+    rows = {row.split("|")[1].strip(): row for row in table if row.startswith("| ")}
+    from benchmarks.tensorflow_ways import WAYS
+
+    assert set(WAYS) <= set(rows) and "failed" not in done.stdout
+    assert rows["big batch"].count("(1.00)") == len(speed.SHAPES["dense"])
+    assert (ROOT / "README.md").read_text() == before
+
+
+def test_tables_and_figure_of_known_cells():
+    table = speed.as_table(CELLS, "lenet")
+    assert table.splitlines()[0].endswith("| 1 x 100 | 5 x 20 | 10 x 10 | 20 x 5 | 100 x 1 |")
+    assert "| gradlab | 1.5 (1.50) |" in table
+    assert "gradlab: 1 x 100 1.50" in plots.speed(CELLS).get_label()
+    with pytest.raises(ValueError, match="cells must hold some of the network. Received: none of 'vgg16'"):
+        plots.speed(CELLS, "vgg16")
+    words = report.as_markdown({"speed": {"cells": CELLS, "missing": ["torch"]}})
+    assert "**LeNet" in words and "Left out, because not installed: torch." in words
+
+
+def test_readme_holds_what_was_measured():
+    """The tables in README are those of the committed JSON, digit by digit: nobody wrote them by hand."""
+    found = report.read()
+    readme = (ROOT / "README.md").read_text()
+    assert report.between_markers(readme, report.as_markdown(found)) == readme
+    assert {"speed", "memory", "growth", "training", "environment"} <= set(found)
+    with pytest.raises(ValueError, match="README must hold the markers"):
+        report.between_markers("no markers", "tables")
+
+
+def test_the_guard_sees_what_is_slower_and_only_that():
+    recorded = json.loads(guard.RECORDED.read_text())
+    assert set(recorded) == set(guard.CASES)
+    assert guard.too_slow(recorded, recorded) == []
+    slower = recorded | {"lenet 20x5": 1.31 * recorded["lenet 20x5"]}
+    assert len(guard.too_slow(slower, recorded)) == 1
+
+
+def test_a_worker_says_what_went_wrong_and_goes_on():
+    asked = speed.Worker("tensorflow-auto")
+    try:
+        with pytest.raises(RuntimeError, match="nothing, dense, 1 x 8, tensorflow-auto: KeyError"):
+            asked.seconds("nothing", "dense", 1, 8, 1)
+        assert asked.seconds("big batch", "dense", 1, 8, 1) > 0
+    finally:
+        asked.close()

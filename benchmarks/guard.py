@@ -1,0 +1,88 @@
+"""Says no when gradlab has become slower: ratios to one big batch, in one process, against recorded ones.
+
+python -m benchmarks.guard            fails when a ratio is 30 % worse than recorded, three times in a row
+python -m benchmarks.guard --record   records what is measured now
+"""
+
+import argparse
+import json
+import pathlib
+import statistics
+import sys
+import time
+
+RECORDED = pathlib.Path(__file__).parent / "recorded.json"
+WORSE = 1.3
+CASES = {
+    "lenet 5x20": ("gradlab", "lenet", 5, 20),
+    "lenet 20x5": ("gradlab", "lenet", 20, 5),
+    "lenet 20x5, two in flight": ("gradlab, two in flight", "lenet", 20, 5),
+    "dense 20x5": ("gradlab", "dense", 20, 5),
+}
+
+
+def too_slow(found: dict[str, float], recorded: dict[str, float]) -> list[str]:
+    """The cases that have become too slow, in words.
+
+    >>> too_slow({"a": 1.4, "b": 1.2}, {"a": 1.0, "b": 1.0})
+    ['a: 1.40 times the big batch, recorded 1.00']
+    """
+    return [
+        f"{case}: {ratio:.2f} times the big batch, recorded {recorded[case]:.2f}"
+        for case, ratio in found.items()
+        if ratio > WORSE * recorded[case]
+    ]
+
+
+def measure(rounds: int = 15, updates: int = 10) -> dict[str, float]:
+    """The ratios, medians over rounds: in each the cases and their big batches take turns."""
+    from benchmarks import networks, worker
+    from benchmarks.tensorflow_ways import WAYS
+
+    ways, big = {}, {}
+    for case, (way, name, k, b) in CASES.items():
+        network = networks.build(name)
+        batch = worker.batch(network, k * b)
+        ways[case] = WAYS[way](network, k, b, *batch)
+        big.setdefault(name, WAYS["big batch"](network, 1, k * b, *batch))
+    for run in (*ways.values(), *big.values()):
+        run(3)
+    ratios = {case: [] for case in CASES}
+    for _ in range(rounds):
+        reference = {name: _seconds(run, updates) for name, run in big.items()}
+        for case, run in ways.items():
+            ratios[case].append(_seconds(run, updates) / reference[CASES[case][1]])
+    return {case: round(statistics.median(values), 3) for case, values in ratios.items()}
+
+
+def _seconds(run, updates: int) -> float:
+    began = time.perf_counter()
+    run(updates)
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--record", action="store_true")
+    arguments = parser.parse_args()
+    import gradlab
+
+    gradlab.setup()
+    found = measure()
+    if arguments.record:
+        RECORDED.write_text(json.dumps(found, indent=1) + "\n")
+        print(found)
+        return
+    recorded = json.loads(RECORDED.read_text())
+    for _ in range(2):  # a neighbour on the machine can slow one side of a ratio down, but not each time
+        if not (slow := too_slow(found, recorded)):
+            break
+        print("again, because of", *slow, sep="\n  ")
+        found = measure()
+    print(found)
+    if slow := too_slow(found, recorded):
+        sys.exit("gradlab has become slower:\n  " + "\n  ".join(slow))
+
+
+if __name__ == "__main__":
+    main()
