@@ -14,8 +14,8 @@ SHAPES = {
     "dense": ((1, 100), (5, 20), (10, 10), (20, 5), (100, 1)),
     "vgg16": ((1, 32), (8, 4), (32, 1)),
 }
-SECONDS = 0.15  # what one measurement should take at least
-MOST_UPDATES = FIT_UPDATES = 50
+SECONDS = 0.1  # what one measurement should take at least
+MOST_UPDATES, FIT_UPDATES = 30, 20
 
 
 class Worker:

@@ -29,8 +29,9 @@ def microbatched(model: keras.Model, microbatch_size: int, in_flight: int = 1) -
     Args:
         model: any Keras model: functional, sequential or subclassed. It is not changed and needs no compile.
         microbatch_size: the most examples to compute at once.
-        in_flight: how many micro-batches may be under way at once: 1 needs the least memory, and each more that of
-            another micro-batch's activations, for less time where micro-batches are small.
+        in_flight: how many micro-batches may be under way at once. 1 needs the least memory. More save time where
+            micro-batches are small; each holds its own activations, and sums are no longer made in place, which takes
+            over half a copy of the gradients.
 
     Returns:
         A `MicrobatchedModel`: compile it and fit it.

@@ -125,7 +125,8 @@ class _Parts(keras.losses.Loss):
     def __init__(self, loss, take, by_weight: bool):
         loss = keras.losses.get(loss)
         if not isinstance(loss, keras.losses.Loss):
-            loss = LossFunctionWrapper(loss, name=getattr(loss, "__name__", type(loss).__name__))
+            name = getattr(loss, "__name__", type(loss).__name__).strip("<>")  # "<lambda>" is no name for a scope
+            loss = LossFunctionWrapper(loss, name=name)
         if loss.reduction in (None, "none"):
             raise ValueError(
                 f"{loss.name} must have a reduction for gradlab to know the large batch's loss: sum_over_batch_size, "

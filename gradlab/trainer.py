@@ -61,7 +61,7 @@ class Trainer:
         weight_fn: a function (x, y) -> weights, shape (examples,) or one an element, that the loss is averaged by:
             tokens instead of examples. The loss is then the sum of weight * loss over the sum of the weights.
         adaptive_clipping: the clipping of `gradlab.clipping.clip_adaptively`, applied to the window's mean. None: none.
-        in_flight: micro-batches that may be under way at once, as in `gradlab.window.accumulate`.
+        in_flight: micro-batches that may be under way at once, as in `gradlab.microbatched`.
         jit_compile: compile each micro-batch's passes with XLA.
 
     Raises:

@@ -80,6 +80,8 @@ class WindowUpdate:
 
     def build(self) -> None:
         """Makes the accumulators: one a trainable variable and replica. On several, call it in the strategy's scope."""
+        if self._loop["in_flight"] > 1:
+            return  # what is added to in place keeps TensorFlow's loop in order, one micro-batch after the other
         variables = self._model.trainable_variables
         if self._accumulators and [v.shape for v in variables] == [a.shape for a in self._accumulators]:
             return

@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+import threading
+import time
 
 import keras
 import large_batch
@@ -438,6 +440,57 @@ def test_fit_on_two_devices(family, float64, two_devices):
     for one, other in zip(model.get_weights(), expected):
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12 * scale)
     np.testing.assert_allclose(history["loss"], losses["loss"], rtol=1e-6)  # Keras keeps its losses in float32
+
+
+class Crowd(keras.layers.Layer):
+    """Counts how many of its calls are under way at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.now, self.most, self.lock = 0, 0, threading.Lock()
+
+    def stay(self, x):
+        with self.lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+        time.sleep(0.05)
+        with self.lock:
+            self.now -= 1
+        return x
+
+    def call(self, x):
+        stayed = tf.numpy_function(self.stay, [x], x.dtype, stateful=False)
+        return x + tf.stop_gradient(tf.ensure_shape(stayed, x.shape) - x)
+
+
+@pytest.mark.parametrize("way", ["microbatched", "Trainer"])
+def test_as_many_micro_batches_are_under_way_as_were_asked_for(way):
+    most = {}
+    for in_flight in (1, 2):
+        crowd = Crowd()
+        model = keras.Sequential([keras.Input([2]), crowd, keras.layers.Dense(1)])
+        crowd.most = 0  # Keras called it while it was built
+        x, y = np.ones([16, 2], "float32"), np.ones([16, 1], "float32")
+        if way == "Trainer":
+            gradlab.Trainer(model, keras.optimizers.SGD(0.1), "mse", 2, in_flight=in_flight).step(x, y)
+        else:
+            small = gradlab.microbatched(model, 2, in_flight=in_flight)
+            small.compile("sgd", "mse")
+            small.fit(x, y, batch_size=16, verbose=0)
+        most[in_flight] = crowd.most
+    assert most[1] == 1 and most[2] == 2
+
+
+def test_a_loss_without_a_name():
+    x, y = np.random.default_rng(0).normal(size=[2, 10, 3]).astype("float32")
+    weights = []
+    for loss in ("mse", lambda y, p: keras.ops.mean((y - p) ** 2, axis=-1)):
+        model = keras.Sequential([keras.Input([3]), keras.layers.Dense(3, kernel_initializer="ones")])
+        small = gradlab.microbatched(model, 3)
+        small.compile("sgd", loss)
+        small.fit(x, y, batch_size=10, verbose=0)
+        weights.append(model.get_weights()[0])
+    np.testing.assert_allclose(*weights, rtol=1e-6)
 
 
 def test_in_flight_and_a_training_argument_nobody_takes(float64):

@@ -135,10 +135,10 @@ class _CompiledMethod:
 
     def update(self, features, labels, microbatch_size, learning_rate, weights=None, dropout_seed=(0, 0)):
         features, labels, weights = _checked(self._model, features, labels, microbatch_size, weights, self._dtype)
-        window, norm = self._compiled(
+        window, norm, cancelled = self._compiled(
             features, labels, weights, np.int32(microbatch_size), np.int32(dropout_seed), np.float64(learning_rate)
         )
-        if self._cancelled.numpy():
+        if cancelled.numpy():
             raise Cancelled
         return Microbatches(*(seen.numpy() for seen in window), float(norm))
 
@@ -156,7 +156,9 @@ class _CompiledMethod:
         self._optimizer.learning_rate = learning_rate
         self._optimizer.apply(window.gradients, list(self._variables.values()))
         norm = squared_norm(window.gradients, self._dtype)
-        return (window.losses, window.weights, window.squared_norms), norm
+        with tf.control_dependencies([norm]):
+            cancelled = self._cancelled.read_value()  # asking the variable afterwards takes as long as a micro-batch
+        return (window.losses, window.weights, window.squared_norms), norm, cancelled
 
 
 class LargeBatch(_CompiledMethod):
