@@ -168,8 +168,15 @@ class Lab:
         return _until(lambda: word in self.status(), seconds, self.status)
 
 
-def _open(browser, server, notebook: str, ready: str):
-    context = browser.new_context(viewport={"width": 1280, "height": 1300})
+def _set(server, plugin: str, **settings) -> None:
+    """Sets what a user would set in JupyterLab's settings."""
+    address = f"{server}/lab/api/settings/@jupyterlab/{plugin}?token={TOKEN}"
+    content = json.dumps({"raw": json.dumps(settings)}).encode()
+    urllib.request.urlopen(urllib.request.Request(address, content, method="PUT"), timeout=10)
+
+
+def _open(browser, server, notebook: str, ready: str, viewport=None):
+    context = browser.new_context(viewport=viewport or {"width": 1280, "height": 1300})
     page = context.new_page()
     page.set_default_timeout(60_000)
     page.goto(f"{server}/lab/tree/{notebook}?reset&token={TOKEN}")
@@ -456,13 +463,7 @@ def test_nothing_is_cut_off(page, lab, width):
 
 
 def test_the_dark_theme_reads_well(browser, server):
-    address = f"{server}/lab/api/settings/@jupyterlab/apputils-extension:themes?token={TOKEN}"
-
-    def choose(theme: str) -> None:
-        content = json.dumps({"raw": json.dumps({"theme": theme})}).encode()
-        urllib.request.urlopen(urllib.request.Request(address, content, method="PUT"), timeout=10)
-
-    choose("JupyterLab Dark")
+    _set(server, "apputils-extension:themes", theme="JupyterLab Dark")
     page = _open(browser, server, "labs.ipynb", "the kernel is free")
     assert page.locator("body[data-jp-theme-light=false]").count() == 1
     lab = Lab(page, ".one")
@@ -477,7 +478,7 @@ def test_the_dark_theme_reads_well(browser, server):
     assert (
         view.evaluate("(each) => getComputedStyle(each).backgroundColor") == "rgb(255, 255, 255)"
     )  # pictures on white
-    choose("JupyterLab Light")
+    _set(server, "apputils-extension:themes", theme="JupyterLab Light")
     _close(page)
 
 
@@ -551,3 +552,42 @@ def _listens(port: int, address: str = "127.0.0.1") -> bool:
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex((address, port)) == 0
+
+
+COURSE = ("01_tower_averaging", "03_variable_accumulation", "06_pitfalls")
+
+
+@pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])
+@pytest.mark.parametrize("notebook", COURSE)
+def test_a_notebook_of_the_course_runs_and_shows_its_diagrams_and_figures(browser, server, notebook, theme):
+    """Opened as a student does, run as a whole: every diagram drawn, every figure there, nothing red."""
+    cells = json.loads((ROOT / "notebooks" / f"{notebook}.ipynb").read_text())["cells"]
+    outputs = [output.get("data", {}) for cell in cells for output in cell.get("outputs", [])]
+    _set(server, "apputils-extension:themes", theme=theme)
+    _set(server, "notebook-extension:tracker", windowingMode="none")  # the whole notebook in the page at once
+    page = _open(browser, server, f"{notebook}.ipynb", "not yet: ", viewport={"width": 1000, "height": 2400})
+    try:
+        pending = page.locator(".jp-InputPrompt", has_text="[*]")
+        _until(lambda: pending.count() == 0, 120)
+        page.wait_for_timeout(1000)
+        assert page.locator(".jp-RenderedMermaid.jp-mod-warning").count() == 0
+        for fault in ("stderr", "error"):
+            assert page.locator(f"[data-mime-type='application/vnd.jupyter.{fault}']").count() == 0
+        for kind, wanted in (
+            (".jp-RenderedMermaid img", sum("text/vnd.mermaid" in data for data in outputs)),
+            (".jp-OutputArea-output img[alt][src^='data:image/png']", sum("image/png" in data for data in outputs)),
+        ):
+            images = page.locator(kind)
+            assert images.count() == wanted
+            for number in range(wanted):
+                images.nth(number).scroll_into_view_if_needed()
+                size = images.nth(number).evaluate(
+                    "async (i) => { await i.decode(); return [i.naturalWidth, i.width]; }"
+                )
+                assert min(size) > 50, (kind, number, size)
+            if wanted:
+                page.screenshot(path=SCREENSHOTS / f"{notebook}_{theme.split()[-1].lower()}_{wanted}.png")
+    finally:
+        _set(server, "apputils-extension:themes", theme="JupyterLab Light")
+        _set(server, "notebook-extension:tracker", windowingMode="full")
+        page.context.close()
