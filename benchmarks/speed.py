@@ -87,7 +87,8 @@ def _rounds(workers, network: str, k: int, b: int, repeats: int, say) -> tuple[d
             say(str(error))
             del asked[key]
             continue
-        least = FIT_UPDATES if "in fit" in key[0] else 1  # what a call of fit costs by itself is not an update's
+        # what a call of fit costs by itself is not an update's
+        least = FIT_UPDATES if "in fit" in key[0] and once < 0.2 else 1
         updates[key] = max(least, min(MOST_UPDATES, round(SECONDS / once)))
     found = {key: [] for key in asked}
     for number in range(repeats):
