@@ -109,7 +109,7 @@ def main() -> None:
     rows = []
     if what == "k":
         network = networks.build("lenet")
-        method = methods.Microbatched(network.model, OptimizerConfig("adam"))
+        method = methods.Microbatched(network.model, OptimizerConfig("adam"), in_flight=1)
         x, y = worker.batch(network, 4 * STEPS[-1])
         for k in STEPS:
             update = update_of(method, network.model, x[: 4 * k], y[: 4 * k], 4)
@@ -121,7 +121,7 @@ def main() -> None:
         x, y = worker.batch(networks.build("dense"), 32)
         for millions, hidden in HIDDEN.items():
             model = models.dense(hidden=hidden)
-            method = methods.Microbatched(model, OptimizerConfig("sgd"))
+            method = methods.Microbatched(model, OptimizerConfig("sgd"), in_flight=1)
             peak = PeakMemory()
             seconds = _seconds(update_of(method, model, x, y, 4), 3)
             rows.append({"parameters": millions, "milliseconds": 1000 * seconds, "mebibytes": peak.bytes() / 2**20})

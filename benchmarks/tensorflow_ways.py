@@ -186,7 +186,7 @@ def post_variables(network, k, b, x, y):
 
 WAYS = {
     "big batch": big_batch,
-    "gradlab": _method(lambda model, optimizer: methods.Microbatched(model, optimizer)),
+    "gradlab": _method(lambda model, optimizer: methods.Microbatched(model, optimizer, in_flight=1)),
     "gradlab, two in flight": _method(lambda model, optimizer: methods.Microbatched(model, optimizer, in_flight=2)),
     "gradlab in fit": gradlab_fit,
     "gradlab placeholders": _method(lambda model, optimizer: methods.build("placeholders", model, optimizer)),

@@ -251,6 +251,22 @@ def test_the_compiled_methods_trace_once_for_any_size():
         assert method._compiled.experimental_get_tracing_count() == 1
 
 
+def test_micro_batches_in_flight_change_no_bit():
+    """Sums are handed from one micro-batch to the next, so that their order is always the same."""
+    model, found = models.lenet(), []
+    rng = np.random.default_rng(0)
+    x, labels = rng.random([50, 28, 28, 1], np.float32), rng.integers(0, 10, 50)
+    for in_flight in (1, 2, 5):
+        method = methods.Microbatched(model, optimizers.OptimizerConfig("adam"), in_flight=in_flight)
+        method.reset(model.initial_weights(0))
+        for number in range(3):
+            method.update(x, labels, 4, 1e-3, dropout_seed=(0, 13 * number))
+        found.append(method.weights())
+    for other in found[1:]:
+        for name, value in found[0].items():
+            np.testing.assert_array_equal(value, other[name])
+
+
 def test_methods_with_the_same_seeds_drop_the_same_units():
     """Dropout makes the large batch another function: masks are drawn for micro-batches. The methods still agree."""
     model, config = models.lenet(), optimizers.OptimizerConfig("sgd")

@@ -177,10 +177,11 @@ class Microbatched(_CompiledMethod):
     """The loop over the micro-batches inside the compiled function: one call an update.
 
     Args:
-        in_flight: micro-batches that may be under way at once, as in `gradlab.window.accumulate`.
+        in_flight: micro-batches that may be under way at once, as in `gradlab.window.accumulate`. The networks here are
+            small, so that two fit and use two cores; the numbers are the same to the bit.
     """
 
-    def __init__(self, model: Model, optimizer: OptimizerConfig, dtype="float32", in_flight: int = 1):
+    def __init__(self, model: Model, optimizer: OptimizerConfig, dtype="float32", in_flight: int = 2):
         self._in_flight = in_flight
         super().__init__(model, optimizer, dtype)
 

@@ -106,8 +106,8 @@ class _Together:
     def update(self, images, labels, rows, microbatch_size: int, learning_rate: float) -> list[methods.Microbatches]:
         """An update of each seed with its rows, shape (seeds, examples)."""
         found = self._compiled(images[rows], labels[rows], np.int32(microbatch_size), np.float64(learning_rate))
-        *seen, window_norms = (value.numpy() for value in found)
-        if self._cancelled.numpy():
+        *seen, window_norms, cancelled = (value.numpy() for value in found)
+        if cancelled:
             raise methods.Cancelled
         losses, weights, norms = seen
         return [methods.Microbatches(losses[i], weights, norms[i], window_norms[i]) for i in range(len(rows))]
@@ -121,8 +121,8 @@ class _Together:
             rows = slice(step * size, tf.minimum((step + 1) * size, examples))
             with tf.GradientTape() as tape:
                 each = self._model.losses(self._variables, images[:, rows], labels[:, rows])
-                losses = tf.reduce_sum(each, axis=1)
-            gradients = tape.gradient(losses, variables)  # no seed's loss depends on another seed's weights
+            gradients = tape.gradient(each, variables)  # of its sum: no seed's loss depends on another seed's weights
+            losses = tf.reduce_sum(each, axis=1)
             weight = tf.cast(tf.shape(each)[1], tf.float32)
             sums = [total + gradient for total, gradient in zip(sums, gradients)]
             seen = losses / weight, weight, _squared_norms(gradients) / weight**2
@@ -140,7 +140,10 @@ class _Together:
         self._optimizer.learning_rate = learning_rate
         self._optimizer.apply(mean, variables)
         losses, weights, norms = (array.stack() for array in arrays)
-        return tf.transpose(losses), weights, tf.transpose(norms), _squared_norms(mean)
+        window_norms = _squared_norms(mean)
+        with tf.control_dependencies([window_norms]):
+            cancelled = self._cancelled.read_value()
+        return tf.transpose(losses), weights, tf.transpose(norms), window_norms, cancelled
 
 
 def _squared_norms(gradients):
