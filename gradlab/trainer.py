@@ -28,6 +28,8 @@ class Step:
         losses: this process' micro-batches' losses, shape (micro-batches,).
         weights: what each counted for, 0 where it was left out.
         squared_norms: the squared norms of their gradients.
+        window_squared_norm: that of the window's mean gradient over all replicas, without regularization, before any
+            clipping. With squared_norms it is what `gradlab.gradient_noise_scale` asks for.
     """
 
     update: int
@@ -37,6 +39,7 @@ class Step:
     losses: np.ndarray
     weights: np.ndarray
     squared_norms: np.ndarray
+    window_squared_norm: float
 
 
 class Trainer:
@@ -229,7 +232,8 @@ class Trainer:
         )
         after = self.updates
         skipped = int(local(update.skipped)[0])
-        return Step(after, float(local(update.loss)[0]), after > before, skipped, losses, weights, norms)
+        loss, norm = (float(local(each)[0]) for each in (update.loss, update.window_squared_norm))
+        return Step(after, loss, after > before, skipped, losses, weights, norms, norm)
 
     def _function(self, window) -> Callable:
         """The compiled update for windows like this one, of any number of examples; usually there is just one."""

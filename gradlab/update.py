@@ -14,7 +14,7 @@ from gradlab import batch_norm
 from gradlab.averaging import accumulation_dtype
 from gradlab.objective import Objective, common_divisor, label_rules, wrong_labels
 from gradlab.replicas import examples_of, sum_over_replicas, take_gradients_as_summed
-from gradlab.window import Microbatch, accumulate, divide
+from gradlab.window import Microbatch, accumulate, divide, squared_norm
 
 
 class Update(NamedTuple):
@@ -27,6 +27,7 @@ class Update(NamedTuple):
         losses: this replica's micro-batches' losses, shape (micro-batches,).
         weights: what each counted for, 0 where it was left out, shape (micro-batches,).
         squared_norms: the squared norms of their gradients, shape (micro-batches,).
+        window_squared_norm: that of the window's mean gradient over all replicas, without regularization, not clipped.
     """
 
     loss: tf.Tensor
@@ -35,6 +36,7 @@ class Update(NamedTuple):
     losses: tf.Tensor
     weights: tf.Tensor
     squared_norms: tf.Tensor
+    window_squared_norm: tf.Tensor
 
 
 class WindowUpdate:
@@ -162,6 +164,7 @@ class WindowUpdate:
         )
         divisor = tf.ones_like(weight) if plan.is_sum else weight
         gradients = divide(gradients, None if whole else divisor / unit, variables)
+        window_squared_norm = squared_norm(gradients, dtype) / scale**2
         regularization, gradients = _with_regularization(gradients, variables, scale)
         if self._clip is not None:
             gradients = self._clip(gradients, variables, scale)
@@ -177,7 +180,7 @@ class WindowUpdate:
             tf.math.divide_no_nan(loss_sum, divisor) + tf.cast(regularization, dtype),
             [total if kind == "sum" else tf.math.divide_no_nan(total, count)
              for (total, count), kind in zip(term_sums, plan.kinds)],
-            skipped, sums.losses / scale, sums.weights, sums.squared_norms / scale**2,
+            skipped, sums.losses / scale, sums.weights, sums.squared_norms / scale**2, window_squared_norm,
         )  # fmt: skip
 
     def _plan(self, batch) -> "_Plan":

@@ -82,7 +82,11 @@ def test_what_a_step_shows(float64):
             mean = loss(target, model(part))
         gradients = tape.gradient(mean, [v.value for v in model.trainable_variables])
         expected.append((float(mean), sum(float(tf.reduce_sum(g**2)) for g in gradients)))
+    with tf.GradientTape() as tape:
+        mean = loss(y, model(x))
+    whole = tape.gradient(mean, [v.value for v in model.trainable_variables])
     step = trainer.step(x, y)
+    np.testing.assert_allclose(step.window_squared_norm, sum(float(tf.reduce_sum(g**2)) for g in whole), rtol=1e-12)
     np.testing.assert_allclose(np.transpose([step.losses, step.squared_norms]), expected, rtol=1e-12)
     assert step.weights.tolist() == [4, 4, 2] and step.skipped == 0 and step.applied
 
