@@ -4,7 +4,6 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable
 
 from benchmarks.worker import SETTINGS
 
@@ -45,28 +44,26 @@ class Worker:
         self._process.wait(60)
 
 
-def measure(networks: Iterable[str], repeats: int, say=print) -> dict:
+def measure(network: str, rounds: int, say=print) -> tuple[list[dict], list[str]]:
     """Times every way in every setting, in turn, round after round.
 
     Args:
-        networks: "lenet", "dense", "vgg16".
-        repeats: rounds that count.
+        network: "lenet", "dense" or "vgg16".
+        rounds: how many.
         say: hears what is being done.
 
     Returns:
-        {"cells": a list of {"network", "way", "k", "b", "setting", "milliseconds", "spread", "ratio"}, the way's best
-        setting each; "missing": frameworks that are not installed}. milliseconds: the median over rounds; spread: the
+        The cells, a list of {"network", "way", "k", "b", "setting", "milliseconds", "spread", "ratio"}, the way's best
+        setting each, and the frameworks that are not installed. milliseconds: the median over rounds; spread: the
         quartiles; ratio: the median over rounds of the ratio to the big batch's best setting in the same round.
     """
     workers = [Worker(setting) for setting in SETTINGS]
-    missing = sorted({worker.missing for worker in workers if worker.missing})
     try:
         cells = []
-        for network in networks:
-            for k, b in SHAPES[network]:
-                say(f"{network} {k} x {b}")
-                cells += _cells(network, k, b, *_rounds(workers, network, k, b, repeats, say))
-        return {"cells": cells, "missing": missing}
+        for k, b in SHAPES[network]:
+            say(f"{network} {k} x {b}", flush=True)
+            cells += _cells(network, k, b, *_rounds(workers, network, k, b, rounds, say))
+        return cells, sorted({worker.missing for worker in workers if worker.missing})
     finally:
         for worker in workers:
             worker.close()
@@ -88,7 +85,7 @@ def _rounds(workers, network: str, k: int, b: int, repeats: int, say) -> tuple[d
             del asked[key]
             continue
         # what a call of fit costs by itself is not an update's
-        least = FIT_UPDATES if "in fit" in key[0] and once < 0.2 else 1
+        least = FIT_UPDATES if "in fit" in key[0] and network != "vgg16" else 1
         updates[key] = max(least, min(MOST_UPDATES, round(SECONDS / once)))
     found = {key: [] for key in asked}
     for number in range(repeats):

@@ -84,6 +84,16 @@ def test_tables_and_figure_of_known_cells():
     assert "**LeNet" in words and "Left out, because not installed: torch." in words
 
 
+def test_readme_holds_what_was_measured():
+    """The tables in README are those of the committed JSON, digit by digit: nobody wrote them by hand."""
+    found = report.read()
+    readme = (ROOT / "README.md").read_text()
+    assert report.between_markers(readme, report.as_markdown(found)) == readme
+    assert "speed" in found and "environment" in found
+    with pytest.raises(ValueError, match="README must hold the markers"):
+        report.between_markers("no markers", "tables")
+
+
 def test_the_guard_sees_what_is_slower_and_only_that():
     recorded = json.loads(guard.RECORDED.read_text())
     assert set(recorded) == set(guard.CASES)
