@@ -216,9 +216,10 @@ def lab(page):
     lab = Lab(page)
     lab.press("reset")
     lab.wait_for("idle")
-    while page.locator("button.gradlab-remove").count() and lab.root.locator("button.gradlab-remove").count():
-        lab.root.locator("button.gradlab-remove").first.press("Enter")
-        page.wait_for_timeout(200)
+    pinned = lab.root.locator("button.gradlab-remove")
+    while count := pinned.count():
+        pinned.first.press("Enter")
+        _until(lambda: pinned.count() < count, 30)
     return lab
 
 

@@ -216,6 +216,18 @@ def test_the_seed_chooses_the_run(make):
     assert losses[0] == losses[1] != losses[2]
 
 
+def test_closing_waits_for_the_threads_and_does_not_draw_what_is_left(make, monkeypatch):
+    lab = make(updates=10_000)
+    lab.run()
+    until(lambda: made(lab) > 3)
+    drawn, picture = [], views.picture
+    monkeypatch.setattr(views, "picture", lambda name, shown: drawn.append(name) or picture(name, shown))
+    lab.close()
+    assert len(drawn) <= 1 < len(lab._panel.shown) - 1  # at most what was under way, not every view but the toy
+    assert not [t.name for t in threading.enumerate() if t.name.startswith("gradlab")]
+    assert lab.result.endings == ("stopped", "stopped")
+
+
 def test_two_labs_do_not_fight(make):
     one, two = make(updates=30, seed=1), make(updates=30, seed=2)
     one.run()

@@ -27,20 +27,29 @@ class Publisher:
     def __init__(self, panel: Panel, guard, current: Callable[[], Run | None], shown: Callable[[Run], views.Shown]):
         self._panel, self._guard, self._current, self._shown = panel, guard, current, shown
         self._thread: threading.Thread | None = None
+        self._awake = False  # a thread that has decided to end is still alive for a moment
+        self._closed = False
         self.news = threading.Event()  # set when there is something that should not wait
         self.refusal = ""  # why the controls' values cannot be run: a run that ends meanwhile does not talk over it
 
     def wake(self) -> None:
         """There is a new current run, or news of it."""
         with self._guard:
-            self._thread = self._thread or start_thread(self._publish, "gradlab-publisher")
+            self._closed = False
+            if not self._awake:
+                self._awake, self._thread = True, start_thread(self._publish, "gradlab-publisher")
         self.news.set()
 
     def join(self, timeout: float) -> None:
         """Waits until the current run is over and shown, at most so many seconds."""
         end = time.monotonic() + timeout
-        while (thread := self._thread) is not None and time.monotonic() < end:
+        while (thread := self._thread) is not None and thread.is_alive() and time.monotonic() < end:
             thread.join(max(0.0, end - time.monotonic()))
+
+    def close(self) -> None:
+        """From now on nothing more is drawn; the thread still ends with the run."""
+        self._closed = True
+        self.news.set()
 
     def paint(self, shown: views.Shown, name: str, run: Run | None = None) -> None:
         """Draws a view; when it is a run's, only as long as that run is the current one."""
@@ -67,7 +76,7 @@ class Publisher:
             with self._guard:
                 run = self._current()
                 over = run is None or run.over.is_set()  # asked first: what is read after it is then all there will be
-            if run is not None:
+            if run is not None and not self._closed:
                 try:
                     if run.stop.is_set():
                         self.show_counters(run)  # who stops a run wants to know at once that it has stopped
@@ -81,7 +90,7 @@ class Publisher:
                     run.stop.set()
             with self._guard:
                 if over and run is self._current():
-                    self._thread = None
+                    self._awake = False
                     return
             self.news.wait(COUNTER_SECONDS)
 
@@ -95,6 +104,8 @@ class Publisher:
             due = over or time.monotonic() - painted.get(name, 0.0) > pause or (news and name == "losses")
             if not due or name == "toy" or run is not self._current():  # the toy follows the controls, not the run
                 continue
+            if self._closed:
+                return
             if name != "losses" and not over and run.young:
                 continue  # a first update has one thing to show, and soon
             shown = shown or self._shown(run)

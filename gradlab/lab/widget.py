@@ -26,6 +26,7 @@ from gradlab.lab.publisher import Publisher, start_thread
 from gradlab.lab.result import Result
 
 DRAG_SECONDS = 0.06  # a slider on its way is moved again within so long; what it passes by is not begun
+CLOSE_SECONDS = 60  # the worker ends within a micro-batch, the publisher within a picture; a machine can be slow
 
 
 class AccumulationLab:
@@ -74,6 +75,7 @@ class AccumulationLab:
         self._points: list[views.Point] = []  # of the runs before
         self._writing = False  # the lab itself moves the controls
         self._worker: threading.Thread | None = None
+        self._working = False  # a thread that has decided to end is still alive for a moment
         self._controls = controls.build(self._experiment, self._moved, self._hide, self._locked)
         self._pins = pins.Pins(self._repaint)
         self._panel = Panel(self._controls.view, self._pins.view, rerun, against, self._hide)
@@ -194,14 +196,19 @@ class AccumulationLab:
 
     def close(self) -> None:
         """Stops the run, waits for its threads to end, and takes the widgets off the page."""
-        self.stop()
+        self._end()
         self._join()
         self.view.close()
 
+    def _end(self) -> None:
+        self._publisher.close()
+        if self._current is not None:
+            self._current.stop.set()
+
     def _join(self) -> None:
         if (worker := self._worker) is not None:
-            worker.join(10)
-        self._publisher.join(10)
+            worker.join(CLOSE_SECONDS)
+        self._publisher.join(CLOSE_SECONDS)
 
     def __repr__(self) -> str:
         e = self._experiment
@@ -276,7 +283,8 @@ class AccumulationLab:
                 self._keep_point(self._current)
             self._set_pause(pace.paused)
             self._current = Run(self._experiment, pace, news=self._publisher.news, patience=patience)
-            self._worker = self._worker or start_thread(self._work, "gradlab-worker")
+            if not self._working:
+                self._working, self._worker = True, start_thread(self._work, "gradlab-worker")
             self._publisher.wake()
 
     def _keep_point(self, run: Run) -> None:
@@ -341,7 +349,7 @@ class AccumulationLab:
             with self._guard:
                 run = self._current
                 if run is None or run.over.is_set():  # and no newer one came
-                    self._worker = None
+                    self._working = False
                     return
             run.work()
 
@@ -353,6 +361,6 @@ _LABS: weakref.WeakSet = weakref.WeakSet()
 def _stop_all() -> None:
     """Python must not end under a training: TensorFlow's threads would be cut off in the middle of an operation."""
     for lab in list(_LABS):
-        lab.stop()
+        lab._end()
     for lab in list(_LABS):
         lab._join()
