@@ -15,6 +15,7 @@ SHAPES = {
 }
 SECONDS = 0.1  # what one measurement should take at least
 MOST_UPDATES, FIT_UPDATES = 30, 20
+LONG, HOPELESS = 0.3, 1.25  # where an update takes so many seconds, a setting so many times the way's best is left out
 
 
 class Worker:
@@ -76,7 +77,7 @@ def _rounds(workers, network: str, k: int, b: int, repeats: int, say) -> tuple[d
         for worker in workers
         for way in worker.ways
     }
-    updates = {}
+    updates, first = {}, {}
     for key, (worker, *shape) in list(asked.items()):
         try:
             once = worker.seconds(key[0], network, *shape, 2) / 2
@@ -84,9 +85,14 @@ def _rounds(workers, network: str, k: int, b: int, repeats: int, say) -> tuple[d
             say(str(error))
             del asked[key]
             continue
+        first[key] = once
         # what a call of fit costs by itself is not an update's
         least = FIT_UPDATES if "in fit" in key[0] and network != "vgg16" else 1
         updates[key] = max(least, min(MOST_UPDATES, round(SECONDS / once)))
+    for way, setting in list(asked):
+        best = min(once for (other, _), once in first.items() if other == way)
+        if first[way, setting] > max(LONG, HOPELESS * best):
+            del asked[way, setting]
     found = {key: [] for key in asked}
     for number in range(repeats):
         for key in list(asked) if number % 2 else reversed(asked):

@@ -76,6 +76,8 @@ def setup(towers: int | None = None, threads: int | str = "auto", seed: int | No
         print(_sentence(_runtime))
         return _runtime
 
+    # Small convolutions' gradients spend most of their time on making oneDNN's primitives anew: they are to be kept.
+    os.environ.setdefault("TF_MKL_OPTIMIZE_PRIMITIVE_MEMUSE", "false")
     with without_startup_noise():
         import tensorflow as tf
 
