@@ -13,6 +13,7 @@ import tensorflow as tf
 from gradlab.lab import datasets, methods, models, optimizers
 from gradlab.lab.experiment import Experiment
 from gradlab.lab.training import Budget, Stop, Update, accuracy_measure, borrowed, windows
+from gradlab.window import squared_norm
 
 
 def can_run_together(experiment: Experiment) -> bool:
@@ -148,5 +149,5 @@ class _Together:
 
 def _squared_norms(gradients):
     """Each seed's squared norm over all its gradients, shape (seeds,)."""
-    flat = [tf.reshape(gradient, [gradient.shape[0], -1]) for gradient in gradients]
-    return tf.add_n([tf.reduce_sum(tf.square(each), axis=1) for each in flat])
+    seeds = range(gradients[0].shape[0])
+    return tf.stack([squared_norm([gradient[i] for gradient in gradients], tf.float32) for i in seeds])
