@@ -51,8 +51,13 @@ def scopes_of(name: str) -> list[str]:
     return ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
 
 
-def operations_of(graph: tf.Graph, expand: Sequence[str]) -> tuple[list, dict]:
+def operations_of(graph: tf.Graph, expand: Sequence[str], scope: str = "") -> tuple[list, dict]:
     """All operations with their names, those of opened loops and functions in place of the call.
+
+    Args:
+        graph: where they are.
+        expand: the names of the calls to open.
+        scope: the name of the call whose inside the graph is.
 
     Returns:
         (operation, name) pairs, and the tensors that stand for another one: a function's inputs for what it is called
@@ -63,7 +68,8 @@ def operations_of(graph: tf.Graph, expand: Sequence[str]) -> tuple[list, dict]:
     handles = {id(variable.handle): variable.name.split(":")[0] for variable in getattr(graph, "variables", ())}
     for op in graph.get_operations():
         handle = captured.get(id(op.outputs[0])) if op.outputs else None
-        operations.append((op, handles.get(id(handle), op.name)))
+        name = handles.get(id(handle), op.name)
+        operations.append((op, name if name.startswith(scope) else scope + name))
     for op, name in list(operations):
         if name not in expand or (inside := _called(op)) is None:
             continue
@@ -71,11 +77,9 @@ def operations_of(graph: tf.Graph, expand: Sequence[str]) -> tuple[list, dict]:
         inputs = {id(tensor.op) for tensor in inside.inputs}
         bound |= {_key(inner): outer for inner, outer in zip(inside.inputs, op.inputs)}
         bound |= {_key(outer): inner for outer, inner in zip(op.outputs, inside.outputs)}
-        deeper, more = operations_of(inside, expand)
+        deeper, more = operations_of(inside, expand, f"{name}/")
         bound |= more
-        for inner, inner_name in deeper:
-            if id(inner) not in inputs:
-                operations.append((inner, inner_name if inner_name.startswith(f"{name}/") else f"{name}/{inner_name}"))
+        operations += [(inner, inner_name) for inner, inner_name in deeper if id(inner) not in inputs]
     return operations, bound
 
 

@@ -121,6 +121,34 @@ def test_a_function_its_loop_and_its_variables():
     assert draw_graph(total.get_concrete_function(x)).boxes.keys() == closed.boxes.keys()
 
 
+def test_a_function_in_a_function_opens_too():
+    """Through both calls the arrows lead from what is given to what is done with it, and on to what is returned."""
+
+    @tf.function(autograph=False)
+    def inner(x, c):
+        return tf.add(x, c, name="sum")
+
+    @tf.function(autograph=False)
+    def outer(x):
+        return inner(x, tf.cos(x, name="cosine"))
+
+    @tf.function(autograph=False)
+    def both(x):
+        return tf.exp(outer(x), name="last")
+
+    x, call = tf.ones([]), "PartitionedCall"
+    assert draw_graph(both, x).boxes["last"].reads == [call]
+    opened = draw_graph(both, x, expand=[call]).boxes
+    assert opened[f"{call}/{call}"].reads == ["x", f"{call}/cosine"] and opened[f"{call}/cosine"].reads == ["x"]
+    boxes = draw_graph(both, x, expand=[call, f"{call}/{call}"]).boxes
+    assert f"{call}/{call}" not in boxes
+    assert boxes[f"{call}/{call}/sum"].reads == ["x", f"{call}/cosine"]
+    assert boxes[f"{call}/{call}/Identity"].reads == [f"{call}/{call}/sum"]
+    assert boxes[f"{call}/Identity"].reads == [f"{call}/{call}/Identity"] and boxes["last"].reads == [
+        f"{call}/Identity"
+    ]
+
+
 def test_what_a_constant_waits_for_its_reader_waits_for():
     """TensorFlow can hang a control dependency on a constant, which is not drawn."""
     with tf.Graph().as_default() as graph:

@@ -47,6 +47,14 @@ def test_setup_says_what_it_chose_and_starts_quietly():
     assert done.stderr == ""
 
 
+def test_onednn_keeps_its_primitives_unless_told_otherwise():
+    """Read by TensorFlow at its first convolution; that it then is quicker is what the speed guard sees."""
+    name = "TF_MKL_OPTIMIZE_PRIMITIVE_MEMUSE"
+    program = f"import os, gradlab; gradlab.setup(); print(os.environ['{name}'])"
+    assert python(program).stdout.splitlines()[-1] == "false"
+    assert python(program, **{name: "true"}).stdout.splitlines()[-1] == "true"
+
+
 def test_names_imported_before_setup_start_quietly_too():
     done = python(
         "from gradlab import GradientAccumulator, average_gradients, setup; setup()", CUDA_VISIBLE_DEVICES="-1"

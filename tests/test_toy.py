@@ -42,6 +42,17 @@ def test_a_picture_shows_its_own_descent_alone():
     first, second = (scene.picture(toy.descend(k))[0] for k in (3, 20))
     assert first != second
     assert scene.picture(toy.descend(3))[0] == first == toy.Scene().picture(toy.descend(3))[0]
+    assert len(scene._valley.get_children()) == len(toy.Scene()._valley.get_children())  # nothing heaps up
+
+
+def test_the_thick_arrow_points_where_the_update_leads():
+    descent = toy.descend(5)
+    scene = toy.Scene()
+    _, gradients, mean, *_ = toy._draw_descent(scene._valley, scene._losses, descent)
+    step = descent.path[descent.looked_at + 1] - descent.path[descent.looked_at]
+    arrow = np.array([mean.U[0], mean.V[0]])
+    np.testing.assert_allclose(arrow / np.linalg.norm(arrow), step / np.linalg.norm(step))
+    np.testing.assert_allclose([gradients.U.mean(), gradients.V.mean()], arrow)
 
 
 def test_it_needs_no_tensorflow():

@@ -91,6 +91,22 @@ def test_what_a_step_shows(float64):
     assert step.weights.tolist() == [4, 4, 2] and step.skipped == 0 and step.applied
 
 
+def test_norms_are_the_gradients_not_the_scaled_ones():
+    """A loss scale of 1024 multiplies the gradients inside, and none of the numbers that a step tells."""
+    x, y = large_batch.data("shared", 10)
+    steps = []
+    for scaled in (False, True):
+        sgd = keras.optimizers.SGD(0.0)
+        optimizer = keras.optimizers.LossScaleOptimizer(sgd, 1024.0) if scaled else sgd
+        steps.append(
+            gradlab.Trainer(large_batch.build("shared"), optimizer, large_batch.loss("shared")["loss"], 4).step(x, y)
+        )
+    one, other = steps
+    np.testing.assert_allclose(other.losses, one.losses, rtol=1e-6)
+    np.testing.assert_allclose(other.squared_norms, one.squared_norms, rtol=1e-5)
+    np.testing.assert_allclose(other.window_squared_norm, one.window_squared_norm, rtol=1e-5)
+
+
 def test_accumulation_grows_while_training(float64):
     """The schedule counts updates; an epoch's last window is what is left of it."""
     x, y = large_batch.data("shared", 31)

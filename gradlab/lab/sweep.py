@@ -20,6 +20,8 @@ from gradlab.lab.result import FORMAT, Result
 from gradlab.lab.together import can_run_together, train_together
 from gradlab.lab.training import Stop, Update, train
 
+TRAINING = 2  # raised whenever the same experiment comes to give other numbers: what was kept is then trained again
+
 
 def run(
     experiment: Experiment, progress: Callable[[int, Update], None] | None = None, stop: Stop | None = None
@@ -129,7 +131,9 @@ class Cache:
 
     def path(self, part: Experiment) -> pathlib.Path:
         """Where the part's result is kept."""
-        content = json.dumps([FORMAT, gradlab.__version__, tf.__version__, environment.device(), part.to_json()])
+        content = json.dumps(
+            [FORMAT, TRAINING, gradlab.__version__, tf.__version__, environment.device(), part.to_json()]
+        )
         digest = hashlib.sha256(content.encode()).hexdigest()[:16]
         return self.folder / f"{part.method}-{part.model}-{part.accumulation_steps}x{part.microbatch_size}-{digest}.npz"
 
