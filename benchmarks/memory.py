@@ -1,4 +1,6 @@
-"""The second table: how far the peak of a process' memory grows by an update, each in a process of its own.
+"""The second table: how far the peak of the memory grows by an update, each in a process of its own.
+
+The process' own memory; for TensorFlow on a GPU the device's.
 
 python -m benchmarks.memory tensorflow-auto "gradlab" vgg16 32 1      (one measurement)
 """
@@ -10,6 +12,7 @@ import pathlib
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable
 
 from benchmarks import networks, worker
 
@@ -39,9 +42,9 @@ def measure(repeats: int = 3, say=print) -> dict:
             continue
         for way in ways or _tensorflow_ways():
             for k, b in SHAPES:
-                shape = (1, k * b) if way == "big batch" else (k, b)
-                found = [growth(setting, way, NETWORK, *shape) for _ in range(repeats)]
-                say(f"{way} {k} x {b}: {found}")
+                if (k, b) == SHAPES[0] or way != "big batch":  # one big batch is like the other
+                    found = [growth(setting, way, NETWORK, k, b) for _ in range(repeats)]
+                say(f"{way} {k} x {b}: {found}", flush=True)
                 if None not in found:
                     cells.append(dict(way=way, k=k, b=b, mebibytes=statistics.median(found), all=found))
     one = [growth("tensorflow-auto", "big batch", NETWORK, 1, 1) for _ in range(repeats)]
@@ -75,6 +78,19 @@ def as_table(found: dict) -> str:
     return "\n".join(lines)
 
 
+def _counters(module: str) -> tuple[Callable, Callable]:
+    """Functions that tell the MiB held now, and the most since now: of the GPU that TensorFlow uses, or the process."""
+    if "tensorflow" in module:
+        import tensorflow as tf
+
+        if tf.config.list_logical_devices("GPU"):
+            tf.config.experimental.reset_memory_stats("GPU:0")
+            of_gpu = lambda name: tf.config.experimental.get_memory_info("GPU:0")[name] / MEBIBYTE  # noqa: E731
+            return lambda: of_gpu("current"), lambda: of_gpu("peak")
+    pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    return lambda: _status("VmRSS"), lambda: _status("VmHWM")
+
+
 def _status(name: str) -> float:
     for line in pathlib.Path("/proc/self/status").read_text().splitlines():
         if line.startswith(name):
@@ -92,10 +108,10 @@ def main() -> None:
     ways = importlib.import_module(module).WAYS
     network = networks.build(name)
     batch = worker.batch(network, int(k) * int(b))
-    before = _status("VmRSS")
-    pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    held, peak = _counters(module)
+    before = held()
     ways[way](network, int(k), int(b), *batch)(2)
-    print(json.dumps(round(_status("VmHWM") - before, 1)))
+    print(json.dumps(round(peak() - before, 1)))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks import guard, networks, report, speed, worker
+from benchmarks import growth, guard, memory, networks, report, speed, worker
 from gradlab.lab import plots
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -71,6 +71,24 @@ def test_it_measures_every_way_and_writes_nothing_unasked(tmp_path):
     assert set(WAYS) <= set(rows) and "failed" not in done.stdout
     assert rows["big batch"].count("(1.00)") == len(speed.SHAPES["dense"])
     assert (ROOT / "README.md").read_text() == before
+
+
+@pytest.mark.slow
+def test_memory_and_growth_are_measured():
+    assert memory.growth("tensorflow-auto", "gradlab", "dense", 5, 20) > 1
+    assert memory.growth("tensorflow-auto", "no such way", "dense", 5, 20) is None
+    assert min(growth.workers(2)) > 0
+
+
+def test_growth_in_words():
+    of_k = [{"k": k, "milliseconds": 1.5, "mebibytes": m} for k, m in ((1, 10.0), (512, 11.0))]
+    of_parameters = [{"parameters": p, "milliseconds": 2 * p, "mebibytes": 8 * p} for p in (1.0, 100.0)]
+    of_towers = [{"towers": n, "workers": n, "milliseconds": 10.0 * n, "mebibytes": 5 * n} for n in (1, 2)]
+    found = {"k": of_k, "parameters": of_parameters, "towers": of_towers, "workers": of_towers}
+    table = growth.as_table(found)
+    assert "ms a micro-batch | 1 | 512 | 1.5 to 1.5 | 10 to 11 |" in table
+    assert "ms an update | 1 | 100 | 2 to 200 | 8 to 800 |" in table
+    assert "MiB each | 1 | 2 | 10 to 20 | 5 to 10 |" in table
 
 
 def test_tables_and_figure_of_known_cells():
