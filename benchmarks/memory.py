@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from benchmarks import networks, worker
+from benchmarks import networks, speed, worker
 
 NETWORK = "vgg16"
 SHAPES = ((1, 32), (8, 4), (32, 1))
@@ -45,25 +45,28 @@ def measure(repeats: int = 3, say=print) -> dict:
                 if (k, b) == SHAPES[0] or way != "big batch":  # one big batch is like the other
                     found = [growth(setting, way, NETWORK, k, b) for _ in range(repeats)]
                 say(f"{way} {k} x {b}: {found}", flush=True)
-                if None not in found:
-                    cells.append(dict(way=way, k=k, b=b, mebibytes=statistics.median(found), all=found))
+                median = None if None in found else statistics.median(found)
+                cells.append(dict(way=way, k=k, b=b, mebibytes=median, all=found))
     one = [growth("tensorflow-auto", "big batch", NETWORK, 1, 1) for _ in range(repeats)]
     weights = sum(value.nbytes for value in networks.build(NETWORK).model.initial_weights(0).values()) / MEBIBYTE
     return {"cells": cells, "weights": weights, "one example": statistics.median(one)}
 
 
 def _tensorflow_ways() -> list[str]:
-    from benchmarks.speed import Worker
-
-    asked = Worker("tensorflow-auto")
+    asked = speed.Worker("tensorflow-auto")
     asked.close()
     return asked.ways
 
 
 def growth(setting: str, way: str, network: str, k: int, b: int) -> float | None:
-    """One process' growth in MiB; None where it failed."""
+    """One process' growth in MiB; None where it failed or took too long."""
     command = [sys.executable, "-m", "benchmarks.memory", setting, way, network, str(k), str(b)]
-    done = subprocess.run(command, env={**os.environ, **GIVE_BACK}, capture_output=True, text=True)
+    try:
+        done = subprocess.run(
+            command, env={**os.environ, **GIVE_BACK}, capture_output=True, text=True, timeout=speed.LIMIT
+        )
+    except subprocess.TimeoutExpired:
+        return None
     return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else None
 
 
@@ -74,7 +77,7 @@ def as_table(found: dict) -> str:
     lines += ["| --- |" + " --- |" * len(SHAPES)]
     for way in dict.fromkeys(way for way, *_ in by_cell):
         row = [by_cell.get((way, *shape)) for shape in SHAPES]
-        lines.append(f"| {way} | " + " | ".join("failed" if value is None else f"{value:.0f}" for value in row) + " |")
+        lines.append(f"| {way} | " + " | ".join("-" if value is None else f"{value:.0f}" for value in row) + " |")
     return "\n".join(lines)
 
 

@@ -4,6 +4,7 @@ import json
 import statistics
 import subprocess
 import sys
+import threading
 
 from benchmarks.worker import SETTINGS
 
@@ -15,6 +16,7 @@ SHAPES = {
 }
 SECONDS = 0.1  # what one measurement should take at least
 MOST_UPDATES, FIT_UPDATES = 30, 20
+LIMIT = 120  # seconds for a measurement: a way that needs more is left out
 LONG, HOPELESS = 0.3, 1.25  # where an update takes so many seconds, a setting so many times the way's best is left out
 
 
@@ -23,18 +25,28 @@ class Worker:
 
     def __init__(self, setting: str):
         self.setting = setting
-        command = [sys.executable, "-m", "benchmarks.worker", setting]
+        self._start()
+
+    def _start(self) -> None:
+        command = [sys.executable, "-m", "benchmarks.worker", self.setting]
         pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         self._process = subprocess.Popen(command, text=True, **pipes)
         first = json.loads(self._process.stdout.readline() or '{"missing": "the process"}')
         self.ways, self.missing = first.get("ways", []), first.get("missing")
 
-    def seconds(self, way: str, network: str, k: int, b: int, updates: int) -> float:
-        """What so many updates took."""
+    def seconds(self, way: str, network: str, k: int, b: int, updates: int, limit: float = LIMIT) -> float:
+        """What so many updates took. A process that has not answered after limit seconds is replaced by another."""
         wanted = dict(way=way, network=network, k=k, b=b, updates=updates)
+        late = threading.Timer(limit, self._process.kill)
+        late.start()
         self._process.stdin.write(json.dumps(wanted) + "\n")
         self._process.stdin.flush()
-        answer = json.loads(self._process.stdout.readline() or '{"error": "the process ended"}')
+        answer = json.loads(self._process.stdout.readline() or "null")
+        late.cancel()
+        if answer is None:
+            self.close()
+            self._start()
+            answer = {"error": f"the process ended, or took longer than {limit} s"}
         if "error" in answer:
             raise RuntimeError(f"{way}, {network}, {k} x {b}, {self.setting}: {answer['error']}")
         return answer["seconds"]
@@ -120,7 +132,7 @@ def _cells(network: str, k: int, b: int, found: dict, big: dict) -> list[dict]:
 
 
 def as_table(cells: list[dict], network: str) -> str:
-    """A network's cells as Markdown: a row a way, a column a shape."""
+    """A network's cells as Markdown: a row a way, a column a shape; "-" where it failed or took too long."""
     shapes = SHAPES[network]
     by_cell = {(cell["way"], cell["k"], cell["b"]): cell for cell in cells if cell["network"] == network}
     ways = list(dict.fromkeys(way for way, *_ in by_cell))
@@ -128,6 +140,6 @@ def as_table(cells: list[dict], network: str) -> str:
     lines += ["| --- |" + " --- |" * len(shapes)]
     for way in ways:
         row = [by_cell.get((way, *shape)) for shape in shapes]
-        words = [f"{cell['milliseconds']:.3g} ({cell['ratio']:.2f})" if cell else "failed" for cell in row]
+        words = [f"{cell['milliseconds']:.3g} ({cell['ratio']:.2f})" if cell else "-" for cell in row]
         lines.append(f"| {way} | " + " | ".join(words) + " |")
     return "\n".join(lines)
