@@ -135,9 +135,9 @@ class _CompiledMethod:
 
     def update(self, features, labels, microbatch_size, learning_rate, weights=None, dropout_seed=(0, 0)):
         features, labels, weights = _checked(self._model, features, labels, microbatch_size, weights, self._dtype)
-        window, norm, cancelled = self._compiled(
-            features, labels, weights, np.int32(microbatch_size), np.int32(dropout_seed), np.float64(learning_rate)
-        )
+        sizes = np.int32(microbatch_size), np.int32(dropout_seed), np.float64(learning_rate)
+        arguments = map(tf.convert_to_tensor, (features, labels, weights, *sizes))  # quicker than the call's own way
+        window, norm, cancelled = self._compiled(*arguments)
         if cancelled.numpy():
             raise Cancelled
         return Microbatches(*(seen.numpy() for seen in window), float(norm))
