@@ -63,7 +63,7 @@ def growth(setting: str, way: str, network: str, k: int, b: int) -> float | None
     command = [sys.executable, "-m", "benchmarks.memory", setting, way, network, str(k), str(b)]
     try:
         done = subprocess.run(
-            command, env={**os.environ, **GIVE_BACK}, capture_output=True, text=True, timeout=speed.LIMIT
+            command, env={**os.environ, **GIVE_BACK}, capture_output=True, text=True, timeout=2 * speed.LIMIT
         )
     except subprocess.TimeoutExpired:
         return None

@@ -16,8 +16,8 @@ SHAPES = {
 }
 SECONDS = 0.1  # what one measurement should take at least
 MOST_UPDATES, FIT_UPDATES = 30, 20
-LIMIT = 120  # seconds for a measurement: a way that needs more is left out
-LONG, HOPELESS = 0.3, 1.25  # where an update takes so many seconds, a setting so many times the way's best is left out
+LIMIT = 60  # seconds for a measurement: a way that needs more is left out
+LONG, HOPELESS = 0.3, 1.15  # where an update takes so many seconds, a setting so many times the way's best is left out
 
 
 class Worker:
@@ -36,7 +36,7 @@ class Worker:
 
     def seconds(self, way: str, network: str, k: int, b: int, updates: int, limit: float = LIMIT) -> float:
         """What so many updates took. A process that has not answered after limit seconds is replaced by another."""
-        wanted = dict(way=way, network=network, k=k, b=b, updates=updates)
+        wanted = dict(way=way, network=network, k=k, b=b, updates=updates, warm=_first_updates(network))
         late = threading.Timer(limit, self._process.kill)
         late.start()
         self._process.stdin.write(json.dumps(wanted) + "\n")
@@ -89,10 +89,10 @@ def _rounds(workers, network: str, k: int, b: int, repeats: int, say) -> tuple[d
         for worker in workers
         for way in worker.ways
     }
-    updates, first = {}, {}
+    updates, first, first_updates = {}, {}, _first_updates(network)
     for key, (worker, *shape) in list(asked.items()):
         try:
-            once = worker.seconds(key[0], network, *shape, 2) / 2
+            once = worker.seconds(key[0], network, *shape, first_updates) / first_updates
         except RuntimeError as error:
             say(str(error))
             del asked[key]
@@ -112,6 +112,11 @@ def _rounds(workers, network: str, k: int, b: int, repeats: int, say) -> tuple[d
             found[key].append(1000 * worker.seconds(key[0], network, *shape, updates[key]) / updates[key])
     big = {key: values for key, values in found.items() if key[0] == BIG_BATCH}
     return found, big
+
+
+def _first_updates(network: str) -> int:
+    """How many updates a way makes before it is timed, and then to see how long they take."""
+    return 1 if network == "vgg16" else 2
 
 
 def _cells(network: str, k: int, b: int, found: dict, big: dict) -> list[dict]:

@@ -2,8 +2,8 @@
 
     python -m benchmarks.worker tensorflow-auto
 
-It reads one JSON object a line, {"way", "network", "k", "b", "updates"}, and answers {"seconds"} or {"error"}; the
-first line that it writes lists its ways.
+It reads one JSON object a line, {"way", "network", "k", "b", "updates", "warm": updates before the first time}, and
+answers {"seconds"} or {"error"}; the first line that it writes lists its ways.
 """
 
 import importlib
@@ -60,7 +60,7 @@ def main() -> None:
             if key not in kept[1]:
                 network = networks.build(wanted["network"])
                 kept[1][key] = ways[wanted["way"]](network, *key[1:], *batch(network, wanted["k"] * wanted["b"]))
-                kept[1][key](2)  # traces, compiles, allocates
+                kept[1][key](wanted["warm"])  # traces, compiles, allocates
             began = time.perf_counter()
             kept[1][key](wanted["updates"])
             print(json.dumps({"seconds": time.perf_counter() - began}), file=answers)

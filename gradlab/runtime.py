@@ -37,6 +37,9 @@ def setup(towers: int | None = None, threads: int | str = "auto", seed: int | No
     micro-batches (or towers) can run beside each other. So on CPUs "auto" gives each operation one thread and runs as
     many operations at once as there are cores. On GPUs it leaves TensorFlow's own choice.
 
+    It also makes oneDNN keep its primitives (TF_MKL_OPTIMIZE_PRIMITIVE_MEMUSE=false, unless that is set already): the
+    gradients of small convolutions otherwise take most of their time to make them anew.
+
     Args:
         towers: how many towers. None: one a GPU, or one on the CPU. More than there are GPUs: that many logical CPU
             devices, so that tower averaging can be tried on any machine.
@@ -76,7 +79,6 @@ def setup(towers: int | None = None, threads: int | str = "auto", seed: int | No
         print(_sentence(_runtime))
         return _runtime
 
-    # Small convolutions' gradients spend most of their time on making oneDNN's primitives anew: they are to be kept.
     os.environ.setdefault("TF_MKL_OPTIMIZE_PRIMITIVE_MEMUSE", "false")
     with without_startup_noise():
         import tensorflow as tf
