@@ -12,7 +12,6 @@ import json
 import statistics
 
 from benchmarks import growth, memory, report, speed
-from gradlab import runtime
 
 
 def training(repeats: int, say=print) -> dict:
@@ -66,9 +65,6 @@ def main() -> None:
             others = [cell for cell in kept["cells"] if cell["network"] != network]
             kept = {"cells": others + cells, "missing": missing, "rounds": kept["rounds"] | {network: rounds}}
             yield kept
-
-    with runtime.without_startup_noise():
-        import tensorflow  # noqa: F401
 
     run = {
         "speed": speeds,

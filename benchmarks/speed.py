@@ -140,7 +140,7 @@ def as_table(cells: list[dict], network: str) -> str:
     """A network's cells as Markdown: a row a way, a column a shape; "-" where it failed or took too long."""
     shapes = SHAPES[network]
     by_cell = {(cell["way"], cell["k"], cell["b"]): cell for cell in cells if cell["network"] == network}
-    ways = list(dict.fromkeys(way for way, *_ in by_cell))
+    ways = [way for way in dict.fromkeys(cell["way"] for cell in cells) if any(way == there for there, *_ in by_cell)]
     lines = ["| ms an update (ratio to one big batch) | " + " | ".join(f"{k} x {b}" for k, b in shapes) + " |"]
     lines += ["| --- |" + " --- |" * len(shapes)]
     for way in ways:
