@@ -145,6 +145,10 @@ def as_table(cells: list[dict], network: str) -> str:
     lines += ["| --- |" + " --- |" * len(shapes)]
     for way in ways:
         row = [by_cell.get((way, *shape)) for shape in shapes]
-        words = [f"{cell['milliseconds']:.3g} ({cell['ratio']:.2f})" if cell else "-" for cell in row]
+        words = [f"{_digits(cell['milliseconds'])} ({cell['ratio']:.2f})" if cell else "-" for cell in row]
         lines.append(f"| {way} | " + " | ".join(words) + " |")
     return "\n".join(lines)
+
+
+def _digits(milliseconds: float) -> str:
+    return f"{milliseconds:.0f}" if milliseconds >= 100 else f"{milliseconds:.3g}"

@@ -62,8 +62,9 @@ def main() -> None:
                 kept[1][key] = ways[wanted["way"]](network, *key[1:], *batch(network, wanted["k"] * wanted["b"]))
                 kept[1][key](wanted["warm"])  # traces, compiles, allocates
             began = time.perf_counter()
-            kept[1][key](wanted["updates"])
-            print(json.dumps({"seconds": time.perf_counter() - began}), file=answers)
+            told = kept[1][key](wanted["updates"])
+            seconds = told if isinstance(told, float) else time.perf_counter() - began
+            print(json.dumps({"seconds": seconds}), file=answers)
         except Exception as error:
             print(json.dumps({"error": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}), file=answers)
 
