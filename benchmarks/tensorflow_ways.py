@@ -13,6 +13,7 @@ import tensorflow as tf
 import gradlab
 from gradlab.lab import methods
 from gradlab.lab.optimizers import OptimizerConfig
+from gradlab.window import window_gradients
 
 v1 = tf.compat.v1
 RATE = 1e-3
@@ -61,13 +62,42 @@ def big_batch(network, k, b, x, y):
         optimizer.apply(tape.gradient(loss, weights), weights)
         return loss
 
-    seed = np.zeros(2, np.int32)
+    arguments = tf.constant(x), tf.constant(y), tf.zeros(2, tf.int32)
 
     def run(updates):
         for _ in range(updates):
-            update(x, y, seed).numpy()
+            update(*arguments).numpy()
 
     return run
+
+
+def _your_function(in_flight=1, xla=False):
+    """gradlab's loop in a tf.function of one's own, which is traced for its k and b and returns the losses alone."""
+
+    def way(network, k, b, x, y):
+        weights = [tf.Variable(value, name=name) for name, value in network.model.initial_weights(0).items()]
+        optimizer = keras.optimizers.Adam(RATE)
+        optimizer.build(weights)
+
+        @tf.function(jit_compile=xla)
+        def update(x, y, seed):
+            def losses(part, number):
+                named = dict(zip(network.model.shapes, weights))
+                return network.model.losses(named, *part, seed + tf.stack([0, number]))
+
+            window = window_gradients(losses, weights, (x, y), tf.ones([k * b]), b, in_flight, norms=False)
+            optimizer.apply(window.gradients, weights)
+            return window.losses
+
+        arguments = tf.constant(x), tf.constant(y), tf.zeros(2, tf.int32)
+
+        def run(updates):
+            for _ in range(updates):
+                update(*arguments).numpy()
+
+        return run
+
+    return way
 
 
 def function_per_microbatch(network, k, b, x, y):
@@ -92,10 +122,12 @@ def function_per_microbatch(network, k, b, x, y):
         for total in sums:
             total.assign(tf.zeros_like(total))
 
+    parts = [(tf.constant(x[i : i + b]), tf.constant(y[i : i + b])) for i in range(0, k * b, b)]
+
     def run(updates):
         for _ in range(updates):
-            for start in range(0, k * b, b):
-                mean = accumulate(x[start : start + b], y[start : start + b])
+            for part in parts:
+                mean = accumulate(*part)
             apply()
             mean.numpy()
 
@@ -203,6 +235,9 @@ WAYS = {
     "big batch": big_batch,
     "gradlab": _method(lambda model, optimizer: methods.Microbatched(model, optimizer, in_flight=1)),
     "gradlab, two in flight": _method(lambda model, optimizer: methods.Microbatched(model, optimizer, in_flight=2)),
+    "gradlab in your function": _your_function(),
+    "gradlab in your function, two in flight": _your_function(in_flight=2),
+    "gradlab in your function, XLA": _your_function(xla=True),
     "gradlab in fit": gradlab_fit,
     "gradlab placeholders": _method(lambda model, optimizer: methods.build("placeholders", model, optimizer)),
     "gradlab variables": _method(lambda model, optimizer: methods.build("variables", model, optimizer)),

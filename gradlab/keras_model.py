@@ -87,7 +87,7 @@ class MicrobatchedModel(keras.Model):
         jit, self.jit_compile = self.jit_compile, False
         self._objective = Objective(loss, loss_weights, getattr(self, "output_names", None))
         self._window_update = WindowUpdate(
-            self, self.optimizer, self._objective, self.microbatch_size, in_flight=self.in_flight, jit=jit
+            self, self.optimizer, self._objective, self.microbatch_size, in_flight=self.in_flight, jit=jit, norms=False
         )
 
     def fit(self, x=None, y=None, *args, **kwargs):
@@ -118,10 +118,13 @@ class MicrobatchedModel(keras.Model):
                 raise ValueError(f"{rule} {int(wrong[0])}")
 
     def make_train_function(self, force=False):
-        """Prepares training; several devices need the accumulators made before they begin."""
-        if self._distribute_strategy is not None:
-            with self._distribute_strategy.scope():
+        """Prepares training. Variables are made before it is traced: several devices need it so, and those made while
+        tracing leave most of a copy of theirs behind (measured: 40 MiB of VGG-16's 57)."""
+        if self.model.built and self.trainable_variables:
+            with self.distribute_strategy.scope():
                 self._window_update.build()
+                if not self.optimizer.built:
+                    self.optimizer.build(self.trainable_variables)
         return super().make_train_function(force)
 
     def train_step(self, data):

@@ -26,7 +26,7 @@ class Update(NamedTuple):
         skipped: the micro-batches left out on all replicas, a scalar.
         losses: this replica's micro-batches' losses, shape (micro-batches,).
         weights: what each counted for, 0 where it was left out, shape (micro-batches,).
-        squared_norms: the squared norms of their gradients, shape (micro-batches,).
+        squared_norms: the squared norms of their gradients, shape (micro-batches,), or None.
         window_squared_norm: that of the window's mean gradient over all replicas, without regularization, not clipped.
     """
 
@@ -35,7 +35,7 @@ class Update(NamedTuple):
     skipped: tf.Tensor
     losses: tf.Tensor
     weights: tf.Tensor
-    squared_norms: tf.Tensor
+    squared_norms: tf.Tensor | None
     window_squared_norm: tf.Tensor
 
 
@@ -59,6 +59,7 @@ class WindowUpdate:
         in_flight, accumulator_dtype, skip_nonfinite: as in `gradlab.window.accumulate`.
         clip: a function (mean gradients, variables, loss scale) -> gradients, or None.
         jit: compile each micro-batch's forward and backward pass with XLA.
+        norms: whether to compute the micro-batches' squared norms.
     """
 
     def __init__(
@@ -73,10 +74,11 @@ class WindowUpdate:
         skip_nonfinite: bool = False,
         clip: Callable | None = None,
         jit: bool = False,
+        norms: bool = True,
     ):
         self._model, self._optimizer, self._objective = model, optimizer, objective
         self._microbatch_size, self._clip, self._jit, self._warned = microbatch_size, clip, jit, False
-        self._loop = {"in_flight": in_flight, "dtype": accumulator_dtype, "skip_nonfinite": skip_nonfinite}
+        self._loop = dict(in_flight=in_flight, dtype=accumulator_dtype, skip_nonfinite=skip_nonfinite, norms=norms)
         self._skip_nonfinite = skip_nonfinite
         self._accumulators: list[tf.Variable] = []
 
@@ -164,6 +166,7 @@ class WindowUpdate:
         )
         divisor = tf.ones_like(weight) if plan.is_sum else weight
         gradients = divide(gradients, None if whole else divisor / unit, variables)
+        squared_norms = None if sums.squared_norms is None else sums.squared_norms / scale**2
         window_squared_norm = squared_norm(gradients, dtype) / scale**2
         regularization, gradients = _with_regularization(gradients, variables, scale)
         if self._clip is not None:
@@ -180,7 +183,7 @@ class WindowUpdate:
             tf.math.divide_no_nan(loss_sum, divisor) + tf.cast(regularization, dtype),
             [total if kind == "sum" else tf.math.divide_no_nan(total, count)
              for (total, count), kind in zip(term_sums, plan.kinds)],
-            skipped, sums.losses / scale, sums.weights, sums.squared_norms / scale**2, window_squared_norm,
+            skipped, sums.losses / scale, sums.weights, squared_norms, window_squared_norm,
         )  # fmt: skip
 
     def _plan(self, batch) -> "_Plan":

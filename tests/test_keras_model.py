@@ -442,6 +442,16 @@ def test_fit_on_two_devices(family, float64, two_devices):
     np.testing.assert_allclose(history["loss"], losses["loss"], rtol=1e-6)  # Keras keeps its losses in float32
 
 
+def test_fit_makes_its_variables_beforehand_and_no_norms():
+    small = gradlab.microbatched(large_batch.build("dense"), 3)
+    small.compile("adam", **large_batch.loss("dense"))
+    small.make_train_function()
+    assert small.optimizer.built and len(small._window_update._accumulators) == len(small.trainable_variables)
+    x, y = large_batch.data("dense", 6)
+    update = tf.function(small._window_update, autograph=False)(tf.constant(x), tf.constant(y))
+    assert update.squared_norms is None and len(update.losses) == 2
+
+
 class Crowd(keras.layers.Layer):
     """Counts how many of its calls are under way at once."""
 

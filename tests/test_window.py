@@ -19,14 +19,22 @@ def data(examples, dtype="float64"):
     }
 
 
+@pytest.mark.parametrize("sizes", ["tensors", "numbers", "XLA"])
 @pytest.mark.parametrize("in_flight", [1, 2, 10])
 @pytest.mark.parametrize(("examples", "microbatch_size"), [(12, 4), (13, 4), (3, 4), (5, 1), (1, 1)])
-def test_it_is_the_gradient_of_the_whole(examples, microbatch_size, in_flight):
+def test_it_is_the_gradient_of_the_whole(examples, microbatch_size, in_flight, sizes):
     w = tf.Variable([1.0, -2.0, 0.5], dtype=tf.float64)
     batch, weights = data(examples), np.random.default_rng(0).uniform(0, 2, examples)
-    window = tf.function(
-        lambda: window_gradients(linear(w), [w], batch, tf.constant(weights), microbatch_size, in_flight)
-    )()
+
+    def gradients(batch, weights, microbatch_size):
+        return window_gradients(linear(w), [w], batch, weights, microbatch_size, in_flight)
+
+    if sizes == "tensors":
+        spec = {"x": tf.TensorSpec([None, 3], tf.float64), "y": tf.TensorSpec([None], tf.float64)}
+        signature = [spec, tf.TensorSpec([None], tf.float64), tf.TensorSpec([], tf.int32)]
+        window = tf.function(gradients, input_signature=signature)(batch, weights, microbatch_size)
+    else:
+        window = tf.function(gradients, jit_compile=sizes == "XLA")(batch, tf.constant(weights), microbatch_size)
     residual = batch["x"].numpy() @ w.numpy() - batch["y"].numpy()
     expected = (2 * weights * residual) @ batch["x"].numpy() / weights.sum()
     np.testing.assert_allclose(window.gradients[0], expected, rtol=1e-12)
@@ -54,6 +62,45 @@ def test_one_trace_for_every_size():
         batch = data(2 * k)
         concrete(batch, tf.ones(2 * k, tf.float64), tf.constant(2))
     assert len(traces) == 1
+
+
+def test_sizes_that_can_be_known_are_known():
+    w, seen = tf.Variable(tf.zeros(3, tf.float64)), []
+
+    def loss(batch, number):
+        seen.append(batch["x"].shape.as_list())
+        return linear(w)(batch, number)
+
+    def trace(examples, microbatch_size):
+        spec = {"x": tf.TensorSpec([examples, 3], tf.float64), "y": tf.TensorSpec([examples], tf.float64)}
+        signature = [spec, tf.TensorSpec([examples], tf.float64)]
+        gradients = lambda batch, weights: window_gradients(loss, [w], batch, weights, microbatch_size)  # noqa: E731
+        tf.function(gradients, autograph=False).get_concrete_function(*signature)
+        return seen.pop()
+
+    assert trace(12, 4) == [4, 3]
+    assert trace(13, 4) == trace(None, 4) == trace(12, tf.constant(4)) == [None, 3]
+
+
+@pytest.mark.parametrize("norms", [True, False])
+def test_norms_that_nobody_wants_are_not_computed(norms):
+    w, batch = tf.Variable(tf.ones(3, tf.float64)), data(5)
+
+    @tf.function(autograph=False)
+    def gradients(batch):
+        return window_gradients(linear(w), [w], batch, tf.ones(5, tf.float64), 2, norms=norms)
+
+    window = gradients(batch)
+    residual = batch["x"].numpy() @ w.numpy() - batch["y"].numpy()
+    np.testing.assert_allclose(window.gradients[0], 2 * residual @ batch["x"].numpy() / 5, rtol=1e-12)
+    assert (window.squared_norms is None) is not norms
+    body = loop_s_body(gradients.get_concrete_function(batch).graph)
+    assert ("L2Loss" in {op.type for op in body.get_operations()}) is norms
+
+
+def loop_s_body(graph):
+    loop = next(op for op in graph.get_operations() if op.type in ("While", "StatelessWhile"))
+    return graph._get_function(loop.get_attr("body").name).graph
 
 
 def test_sparse_half_precision_and_unreached_variables():
@@ -99,9 +146,7 @@ def test_a_sparse_gradient_is_never_made_dense(in_place):
     np.add.at(expected, ids.numpy(), 1.0)
     np.testing.assert_allclose(found, expected)
 
-    graph = sums.get_concrete_function(ids).graph
-    loop = next(op for op in graph.get_operations() if op.type in ("While", "StatelessWhile"))
-    body = graph._get_function(loop.get_attr("body").name).graph
+    body = loop_s_body(sums.get_concrete_function(ids).graph)
     large = {op.type for op in body.get_operations() for out in op.outputs if out.shape.as_list()[:1] == [rows]}
     passed_on = {"Placeholder", "Identity"}
     assert large - passed_on == (set() if in_place else {"TensorScatterAdd"})

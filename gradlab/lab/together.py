@@ -86,8 +86,7 @@ class _Together:
                 tf.TensorSpec([], tf.int32),
                 tf.TensorSpec([], tf.float64),
             ],
-        )
-        self._compiled.get_concrete_function()  # traced now: an update's seconds are to tell of updates alone
+        ).get_concrete_function()  # as in `methods`: traced now, and called without matching its arguments anew
 
     def reset(self, initial: Sequence[dict]) -> None:
         """Begins anew: each seed gets its weights, the optimizer forgets."""
@@ -106,7 +105,8 @@ class _Together:
 
     def update(self, images, labels, rows, microbatch_size: int, learning_rate: float) -> list[methods.Microbatches]:
         """An update of each seed with its rows, shape (seeds, examples)."""
-        found = self._compiled(images[rows], labels[rows], np.int32(microbatch_size), np.float64(learning_rate))
+        arguments = images[rows], labels[rows], np.int32(microbatch_size), np.float64(learning_rate)
+        found = self._compiled(*map(tf.convert_to_tensor, arguments))
         *seen, window_norms, cancelled = (value.numpy() for value in found)
         if cancelled:
             raise methods.Cancelled
