@@ -18,6 +18,7 @@ CASES = {
     "lenet 20x5": ("gradlab", "lenet", 20, 5),
     "lenet 20x5, two in flight": ("gradlab, two in flight", "lenet", 20, 5),
     "dense 20x5": ("gradlab", "dense", 20, 5),
+    "dense 20x5, XLA": ("gradlab in your function, XLA", "dense", 20, 5),
 }
 
 

@@ -77,7 +77,7 @@ def as_table(found: dict) -> str:
     by_cell = {(cell["way"], cell["k"], cell["b"]): cell["mebibytes"] for cell in found["cells"]}
     lines = ["| MiB over the process' start | " + " | ".join(f"{k} x {b}" for k, b in SHAPES) + " |"]
     lines += ["| --- |" + " --- |" * len(SHAPES)]
-    for way in dict.fromkeys(way for way, *_ in by_cell):
+    for way in dict.fromkeys(way for (way, *_), value in by_cell.items() if value is not None):
         row = [by_cell.get((way, *shape)) for shape in SHAPES]
         lines.append(f"| {way} | " + " | ".join("-" if value is None else f"{value:.0f}" for value in row) + " |")
     return "\n".join(lines)
