@@ -71,11 +71,12 @@ def measure(network: str, rounds: int, say=print) -> tuple[list[dict], list[str]
         quartiles; ratio: the median over rounds of the ratio to the big batch's best setting in the same round.
     """
     workers = [Worker(setting) for setting in SETTINGS]
+    order = list(dict.fromkeys(way for worker in workers for way in worker.ways))
     try:
         cells = []
         for k, b in SHAPES[network]:
             say(f"{network} {k} x {b}", flush=True)
-            cells += _cells(network, k, b, *_rounds(workers, network, k, b, rounds, say))
+            cells += _cells(network, k, b, *_rounds(workers, network, k, b, rounds, say), order)
         return cells, sorted({worker.missing for worker in workers if worker.missing})
     finally:
         for worker in workers:
@@ -119,7 +120,7 @@ def _first_updates(network: str) -> int:
     return 1 if network == "vgg16" else 2
 
 
-def _cells(network: str, k: int, b: int, found: dict, big: dict) -> list[dict]:
+def _cells(network: str, k: int, b: int, found: dict, big: dict, order: list) -> list[dict]:
     reference = min(big.values(), key=statistics.median)
     best = {}
     for (way, setting), values in found.items():
@@ -132,7 +133,7 @@ def _cells(network: str, k: int, b: int, found: dict, big: dict) -> list[dict]:
             "spread": statistics.quantiles(values, n=4)[::2] if len(values) > 1 else [values[0]] * 2,
             "ratio": statistics.median(mine / theirs for mine, theirs in zip(values, reference)),
         }
-        for way, (setting, values) in best.items()
+        for way, (setting, values) in sorted(best.items(), key=lambda item: order.index(item[0]))
     ]  # fmt: skip
 
 
@@ -140,7 +141,7 @@ def as_table(cells: list[dict], network: str) -> str:
     """A network's cells as Markdown: a row a way, a column a shape; "-" where it failed or took too long."""
     shapes = SHAPES[network]
     by_cell = {(cell["way"], cell["k"], cell["b"]): cell for cell in cells if cell["network"] == network}
-    ways = [way for way in dict.fromkeys(cell["way"] for cell in cells) if any(way == there for there, *_ in by_cell)]
+    ways = dict.fromkeys(way for way, *_ in by_cell)
     lines = ["| ms an update (ratio to one big batch) | " + " | ".join(f"{k} x {b}" for k, b in shapes) + " |"]
     lines += ["| --- |" + " --- |" * len(shapes)]
     for way in ways:
