@@ -1,6 +1,6 @@
 """gradlab beside the alternatives, in one run: `make bench`, or
 
-    python -m benchmarks [--tables speed memory growth training] [--networks lenet dense vgg16] [--repeats 7] [--write]
+    python -m benchmarks [--tables speed memory growth training] [--networks lenet dense vgg16] [--ways ...] [--write]
 
 Speed: every way in processes that live through the whole run, one measuring at a time, in turn, forwards and
 backwards; each way in every thread setting that it may like, and the best one counts, for the alternatives as for
@@ -54,6 +54,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7, help="rounds of the times")
     parser.add_argument("--big", type=int, default=7, help="rounds of VGG-16's times, at most")
     parser.add_argument("--processes", type=int, default=3, help="how often memory and growth are measured")
+    parser.add_argument("--ways", nargs="+", help="memory: measure only these, and keep the others' figures")
     parser.add_argument("--write", action="store_true", help="to data/results/bench.json and between README's markers")
     arguments = parser.parse_args()
 
@@ -68,7 +69,7 @@ def main() -> None:
 
     run = {
         "speed": speeds,
-        "memory": lambda: [memory.measure(arguments.processes)],
+        "memory": lambda: [memory.measure(arguments.processes, arguments.ways, found.get("memory"))],
         "growth": lambda: [growth.measure(arguments.processes)],
         "training": lambda: [training(arguments.repeats)],
     }

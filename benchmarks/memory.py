@@ -28,13 +28,19 @@ SETTING = {
 }
 
 
-def measure(repeats: int = 3, say=print) -> dict:
+def measure(repeats: int = 3, only=None, kept: dict | None = None, say=print) -> dict:
     """MiB by which the peak grows over the process' start: weights, optimizer, gradients, activations, all of it.
+
+    Args:
+        repeats: processes for each figure.
+        only: the ways to measure; None: all.
+        kept: what an earlier call returned, for the cells of the other ways.
+        say: hears what was measured.
 
     Returns:
         {"cells": a list of {"way", "k", "b", "mebibytes", "all"}, "arithmetic": what the weights alone need}.
     """
-    cells = []
+    cells, before = [], {(cell["way"], cell["k"], cell["b"]): cell for cell in (kept or {}).get("cells", [])}
     for module, setting in SETTING.items():
         try:
             ways = importlib.import_module(module).WAYS if module != "benchmarks.tensorflow_ways" else None
@@ -42,6 +48,9 @@ def measure(repeats: int = 3, say=print) -> dict:
             continue
         for way in ways or _tensorflow_ways():
             for k, b in SHAPES:
+                if only and way not in only:
+                    cells += [before[way, k, b]] if (way, k, b) in before else []
+                    continue
                 if (k, b) == SHAPES[0] or way != "big batch":  # one big batch is like the other
                     found = [growth(setting, way, NETWORK, k, b)]
                     while None not in found and len(found) < repeats:  # what takes too long once is not asked again

@@ -258,10 +258,9 @@ def _rows(step, microbatch_size, examples) -> slice:
 
 
 def _zeros(variables: Sequence, dtype) -> list:
-    """Sums of nothing. TensorFlow must not know them beforehand: it would keep the zeros it had folded for good."""
-    zero = tf.compat.v1.placeholder_with_default(0.0, [])
+    """Sums of nothing. TensorFlow would keep zeros that it had folded into a constant for good: it folds no `Empty`."""
     dtypes = [tf.as_dtype(dtype) if dtype else accumulation_dtype(variable.dtype) for variable in variables]
-    return [tf.fill(variable.shape, tf.cast(zero, dtype)) for variable, dtype in zip(variables, dtypes)]
+    return [tf.raw_ops.Empty(shape=v.shape, dtype=dtype, init=True) for v, dtype in zip(variables, dtypes)]
 
 
 def _add(total, gradient):

@@ -98,6 +98,17 @@ def test_norms_that_nobody_wants_are_not_computed(norms):
     assert ("L2Loss" in {op.type for op in body.get_operations()}) is norms
 
 
+def test_the_sums_do_not_begin_as_a_constant():
+    """What TensorFlow can fold, zeros of a known shape too, it keeps for good: a copy of the gradients (measured)."""
+    w = tf.Variable(tf.ones([7, 3]))
+    losses = lambda x, number: x * tf.reduce_mean(w * w)  # noqa: E731
+    compiled = tf.function(lambda x: window_gradients(losses, [w], x, tf.ones(4), 2).gradients, autograph=False)
+    graph = compiled.get_concrete_function(tf.TensorSpec([4])).graph
+    loop = next(op for op in graph.get_operations() if op.type in ("While", "StatelessWhile"))
+    assert "Empty" in [each.op.type for each in loop.inputs if each.shape == [7, 3]]
+    assert not [each for each in loop.inputs if each.shape == [7, 3] and each.op.type in ("Const", "Fill", "ZerosLike")]
+
+
 def loop_s_body(graph):
     loop = next(op for op in graph.get_operations() if op.type in ("While", "StatelessWhile"))
     return graph._get_function(loop.get_attr("body").name).graph
