@@ -198,11 +198,10 @@ def speed(cells: Sequence[dict], network: str = "lenet") -> Figure:
     figure = Figure(figsize=(8, 5), dpi=100, layout="constrained")
     axes = figure.subplots()
     shapes = list(dict.fromkeys((cell["k"], cell["b"]) for cell in cells))
-    words = []
+    words, again = [], [{}, {"markerfacecolor": "white"}, {"color": "grey"}]  # there are more ways than styles
     for number, way in enumerate(dict.fromkeys(cell["way"] for cell in cells)):
         own = {(cell["k"], cell["b"]): cell["ratio"] for cell in cells if cell["way"] == way}
-        style = STYLES[number % len(STYLES)]
-        look = style if number < len(STYLES) else style | {"markerfacecolor": "white"}
+        look = STYLES[number % len(STYLES)] | again[number // len(STYLES)]
         axes.plot([shapes.index(shape) for shape in own], list(own.values()), label=way, **look)
         words.append(f"{way}: " + ", ".join(f"{k} x {b} {ratio:.2f}" for (k, b), ratio in own.items()))
     axes.set(yscale="log", xlabel="k x b", ylabel="time of an update / the big batch's")
