@@ -45,7 +45,7 @@ notebooks: .venv/ready
 	    --ClearMetadataPreprocessor.clear_notebook_metadata=False notebooks/*.ipynb notebooks/app/*.ipynb
 
 lock: .venv/ready
-	.venv/bin/uv pip compile --universal --python-version 3.10 --generate-hashes --extra dev --extra app --extra cluster --upgrade \
+	.venv/bin/uv pip compile --universal --python-version 3.10 --generate-hashes --extra lab --extra app --extra cluster --extra docs --extra dev --upgrade \
 	    --no-emit-index-url --custom-compile-command "make lock" --quiet --output-file requirements.txt pyproject.toml
 
 clean:

@@ -18,7 +18,7 @@ import time, gradlab
 gradlab.setup()
 strategy = gradlab.cluster.strategy()
 import keras, numpy as np
-from gradlab.lab.environment import PeakMemory
+from gradlab.measure.memory import PeakMemory
 peak = PeakMemory()
 with strategy.scope():
     model = keras.Sequential([keras.Input([784]), keras.layers.Dense(512, "relu"), keras.layers.Dense(10)])
@@ -105,9 +105,9 @@ def main() -> None:
 
     gradlab.setup(towers=2 if what == "towers" else None)
     from benchmarks import networks, worker
-    from gradlab.lab import methods, models
-    from gradlab.lab.environment import PeakMemory
-    from gradlab.lab.optimizers import OptimizerConfig
+    from gradlab.lab.experiments import methods, models
+    from gradlab.measure.memory import PeakMemory
+    from gradlab.lab.experiments.optimizers import OptimizerConfig
 
     def update_of(method, model, x, y, b):
         method.reset(model.initial_weights(0))

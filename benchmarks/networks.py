@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from gradlab.lab import models
+from gradlab.lab.experiments import models
 
 VGG16 = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 

@@ -20,7 +20,7 @@ TITLES = {
 
 def environment() -> dict:
     """Where the figures come from."""
-    from gradlab.lab.environment import describe
+    from gradlab.lab.experiments.environment import describe
 
     return describe()
 
@@ -34,7 +34,7 @@ def write(found: dict) -> None:
     """Writes the JSON, the figure and README's tables."""
     JSON.write_text(json.dumps(found, indent=1) + "\n")
     if "speed" in found:
-        from gradlab.lab import plots, style
+        from gradlab.lab.figures import plots, style
 
         FIGURE.write_bytes(style.to_png(plots.speed(found["speed"]["cells"]), compression=9))
     README.write_text(between_markers(README.read_text(), as_markdown(found)))

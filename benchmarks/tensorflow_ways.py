@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 import gradlab
-from gradlab.lab import methods
-from gradlab.lab.optimizers import OptimizerConfig
+from gradlab.lab.experiments import methods
+from gradlab.lab.experiments.optimizers import OptimizerConfig
 from gradlab.window import window_gradients
 
 v1 = tf.compat.v1
@@ -255,8 +255,8 @@ def _training(method):
     """A whole training of the lab: shuffled MNIST, every figure that a Result keeps, without the accuracy."""
 
     def way(network, k, b, x, y):
-        from gradlab.lab.experiment import Experiment
-        from gradlab.lab.training import train
+        from gradlab.lab.experiments.experiment import Experiment
+        from gradlab.lab.experiments.training import train
 
         name = network.model.name
         plan = dict(model=name, method=method, microbatch_size=b, accumulation_steps=k, eval_every=10**6)
@@ -269,8 +269,8 @@ def _seeds(count):
     """So many seeds trained at once."""
 
     def way(network, k, b, x, y):
-        from gradlab.lab.experiment import Experiment
-        from gradlab.lab.together import train_together
+        from gradlab.lab.experiments.experiment import Experiment
+        from gradlab.lab.experiments.together import train_together
 
         plan = dict(model=network.model.name, method="microbatched", microbatch_size=b, accumulation_steps=k)
         return lambda updates: list(train_together(Experiment(**plan, updates=updates, seeds=count, eval_every=10**6)))

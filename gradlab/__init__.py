@@ -1,42 +1,31 @@
 """gradlab: gradient averaging and gradient accumulation in TensorFlow, to learn and to use.
 
-Importing gradlab starts nothing: TensorFlow, matplotlib and the widgets are imported by the names that need them.
-Call `gradlab.setup()` first when you want several towers, chosen threads or repeatable runs.
+The public names are listed in `__init__.pyi`, where type checkers read them too. Each one is imported when it is first
+used, so `import gradlab` is quick and starts nothing. Call `gradlab.setup()` first if you want several towers, a fixed
+number of threads or repeatable runs.
 """
 
-import importlib
+import lazy_loader as _lazy
 
-from gradlab import cluster, runtime
+from gradlab.runtime import without_startup_noise as _without_startup_noise
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
-# public name: the module it lives in
-_HOME = {
-    "setup": "gradlab.runtime",
-    "average_gradients": "gradlab.averaging",
-    "GradientAccumulator": "gradlab.accumulator",
-    "microbatched": "gradlab.keras_model",
-    "Trainer": "gradlab.trainer",
-    "draw_graph": "gradlab.graph_view",
-    "gradient_noise_scale": "gradlab.noise_scale",
-    "Experiment": "gradlab.lab.experiment",
-    "Result": "gradlab.lab.result",
-    "run": "gradlab.lab.sweep",
-    "sweep": "gradlab.lab.sweep",
-    "AccumulationLab": "gradlab.lab.widget",
-}
-
-__all__ = [*_HOME, "__version__", "cluster"]
+_load, __dir__, __all__ = _lazy.attach_stub(__name__, __file__)
 
 
 def __getattr__(name: str):
-    if name not in _HOME:
-        raise AttributeError(f"gradlab has {', '.join(_HOME)}. Received: {name!r}")
-    with runtime.without_startup_noise():
-        value = getattr(importlib.import_module(_HOME[name]), name)
-    globals()[name] = value
+    if name not in __all__:
+        raise AttributeError(f"gradlab has {', '.join(__all__)}. Received: {name!r}")
+    with _without_startup_noise():
+        try:
+            value = _load(name)
+        except ModuleNotFoundError as error:
+            if (error.name or "").startswith("gradlab"):
+                raise
+            raise ModuleNotFoundError(
+                f'gradlab.{name} needs the extra "lab": pip install "gradlab[lab]". Received: no module {error.name}',
+                name=error.name,
+            ) from error
+    globals()[name] = value  # the next use finds it without coming here
     return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})

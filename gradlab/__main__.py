@@ -8,7 +8,7 @@ import pathlib
 import sys
 from collections.abc import Iterator
 
-from gradlab import checks, cluster, runtime
+from gradlab import _checks, cluster, runtime
 
 FIGURES = ("losses", "accuracy", "loss_noise", "noise_scale", "cost")
 INTERRUPTED = 130  # what a shell gives for Ctrl-C
@@ -182,7 +182,7 @@ def _results(chosen, experiments, show=None) -> list:
     """Trains the experiments that a function gives, shows their results and returns them."""
     if chosen.dask and chosen.processes != 1:
         raise ValueError("give --processes or --dask. Received: both")
-    checks.positive_integer("processes", chosen.processes)
+    _checks.positive_integer("processes", chosen.processes)
     experiments = experiments()
     towers = max(experiment.towers for experiment in experiments)
     with contextlib.redirect_stdout(sys.stderr):

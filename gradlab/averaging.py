@@ -93,6 +93,39 @@ def accumulation_dtype(dtype) -> tf.DType:
     return tf.float32 if dtype in (tf.float16, tf.bfloat16) else dtype
 
 
+def divide(gradients: Sequence, weight: tf.Tensor | None, variables: Sequence) -> list:
+    """Divides sums of weighted gradients by their weight (None: 1) and casts each to its variable's type.
+
+    A weight of 0 gives gradients of 0, and None stays None.
+    """
+    if weight is not None:
+        gradients = [s if s is None else tf.math.divide_no_nan(s, tf.cast(weight, s.dtype)) for s in gradients]
+    return [s if s is None else tf.cast(s, variable.dtype) for s, variable in zip(gradients, variables)]
+
+
+def squared_norm(gradients: Sequence, dtype) -> tf.Tensor:
+    """The sum of the squares of all elements of the gradients, computed in a given type: a scalar."""
+    halves = [tf.zeros([], dtype)]
+    for gradient in gradients:
+        if isinstance(gradient, tf.IndexedSlices):  # rows with the same index must be summed before they are squared
+            rows, position = tf.unique(gradient.indices)
+            gradient = tf.math.unsorted_segment_sum(gradient.values, position, tf.size(rows))
+        if gradient is not None:
+            halves.append(tf.nn.l2_loss(tf.cast(gradient, dtype)))
+    return 2 * tf.add_n(halves)
+
+
+def mean_norms(squared_norms: tf.Tensor, shares: tf.Tensor) -> tf.Tensor:
+    """The norms of mean gradients, from the squared norms of share * mean gradient; 0 for a share of 0."""
+    return tf.sqrt(tf.math.divide_no_nan(squared_norms, shares**2))
+
+
+def all_finite(tensors: Sequence) -> tf.Tensor:
+    """Whether no tensor contains NaN or inf: a boolean scalar. None is passed over."""
+    values = [t.values if isinstance(t, tf.IndexedSlices) else t for t in tensors if t is not None]
+    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in values])
+
+
 def variable_name(variable) -> str:
     """The name to call a variable by in an error: a Keras variable's path, a TensorFlow variable's name."""
     return getattr(variable, "path", None) or variable.name.removesuffix(":0")

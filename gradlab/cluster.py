@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import TextIO
 
-from gradlab import checks, runtime
+from gradlab import _checks, runtime
 
 
 @functools.cache  # TensorFlow mixes up the collectives of two strategies in one process
@@ -88,7 +88,7 @@ def launch(command: Sequence[str], workers: int, out: TextIO | None = None, grac
     Raises:
         ValueError: workers is not a positive integer, or there is no command.
     """
-    checks.positive_integer("workers", workers)
+    _checks.positive_integer("workers", workers)
     if not command:
         raise ValueError("launch needs a command to run. Received: none")
     out = out or sys.stdout

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 
-from gradlab import checks
+from gradlab import _checks
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,11 @@ def setup(towers: int | None = None, threads: int | str = "auto", seed: int | No
     """
     global _arguments, _runtime
     if towers is not None:
-        checks.positive_integer("towers", towers)
+        _checks.positive_integer("towers", towers)
     if threads not in ("auto", "tensorflow"):
-        checks.positive_integer("threads", threads, otherwise='"auto", "tensorflow" or ')
+        _checks.positive_integer("threads", threads, otherwise='"auto", "tensorflow" or ')
     if seed is not None:
-        checks.natural_number("seed", seed)
+        _checks.natural_number("seed", seed)
 
     arguments = {"towers": towers, "threads": threads, "seed": seed}
     if _runtime is not None:
@@ -144,7 +144,7 @@ def tower_devices(towers: int) -> tuple[str, ...]:
     """
     import tensorflow as tf
 
-    checks.positive_integer("towers", towers)
+    _checks.positive_integer("towers", towers)
     most = 0
     for kind in ("GPU", "CPU"):
         found = len(tf.config.list_logical_devices(kind))

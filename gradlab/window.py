@@ -1,41 +1,46 @@
-"""The loop over a window's micro-batches inside one compiled function: the heart of gradlab."""
+"""The loop over a window's micro-batches inside one compiled function. All of gradlab accumulates with it."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from gradlab.averaging import accumulation_dtype
+from gradlab._batches import microbatches
+from gradlab.averaging import accumulation_dtype, all_finite, divide, mean_norms, squared_norm
 
 
 class Microbatch(NamedTuple):
-    """What the forward pass of one micro-batch gives to `accumulate`.
+    """The result of one micro-batch's forward pass, as `accumulate` expects it.
 
     Attributes:
-        loss: its mean loss, a scalar: what is differentiated.
-        weight: what that mean counts for in the window's, a scalar: its examples, or its tokens.
-        state: what the next micro-batch starts from, of the structure and shapes that came in.
-        examples: (loss of each example, weight of each) or None. Where it is given, the sum of weight * loss over the
-            examples is differentiated, which should be weight * loss above: the same gradient in fewer operations.
+        loss: the mean loss of the micro-batch, of the shape `Loop.loss_shape`, usually a scalar.
+        weight: how much this mean counts in the window's mean, a scalar: its number of examples or tokens.
+        state: the state for the next micro-batch, with the structure and shapes of the incoming state.
+        share: the factor of the loss when it is differentiated, a scalar. None: the weight.
+        examples: (loss of each example, share of each) or None. If given, the sum of share * loss over the examples is
+            differentiated instead of the factor times the mean loss. It must have the same gradient; computing it takes
+            fewer operations. A share of None counts as 1.
     """
 
     loss: tf.Tensor
     weight: tf.Tensor
     state: Any = ()
+    share: tf.Tensor | None = None
     examples: tuple | None = None
 
 
 class Sums(NamedTuple):
-    """What `accumulate` gives: sums over a window, not yet divided.
+    """The result of `accumulate`: sums over a window, not yet divided by its weight.
 
     Attributes:
-        gradients: for each variable the sum of weight / unit * gradient, in the type to add up in, or None.
-        weight: the weight of everything in these sums, a scalar.
-        skipped: the micro-batches left out because something in them was not finite, an integer scalar.
-        losses: each micro-batch's loss, shape (micro-batches,).
-        weights: each micro-batch's weight, 0 where it was left out, shape (micro-batches,).
-        squared_norms: each micro-batch's gradient's squared norm over all variables, shape (micro-batches,), or None.
-        state: as the last micro-batch left it.
+        gradients: for each variable the sum of share * gradient, or None if no loss depends on the variable.
+        weight: the sum of the weights, a scalar.
+        skipped: the number of micro-batches left out because they were not finite, an integer scalar.
+        losses: the loss of each micro-batch, shape (micro-batches, *loss_shape).
+        weights: the weight of each micro-batch, 0 if it was left out, shape (micro-batches,).
+        records: what `record` returned for each micro-batch, shape (micro-batches, *loss_shape), or None.
+        state: the state that the last micro-batch returned.
     """
 
     gradients: list
@@ -43,162 +48,167 @@ class Sums(NamedTuple):
     skipped: tf.Tensor
     losses: tf.Tensor
     weights: tf.Tensor
-    squared_norms: tf.Tensor | None
+    records: tf.Tensor | None
     state: Any
 
 
 class Window(NamedTuple):
-    """What one window gave.
+    """The result of `window_gradients`.
 
     Attributes:
-        gradients: for each variable the weighted mean over the window, in the variable's type, or None.
-        losses: each micro-batch's weighted mean loss, shape (micro-batches,).
-        weights: each micro-batch's weight, shape (micro-batches,).
-        squared_norms: the squared norm of each micro-batch's gradient, shape (micro-batches,), or None.
+        gradients: for each variable the weighted mean gradient over the window, in the variable's type, or None.
+        losses: the weighted mean loss of each micro-batch, shape (micro-batches,).
+        weights: the weight of each micro-batch, shape (micro-batches,).
+        gradient_norms: the norm of each micro-batch's mean gradient, shape (micro-batches,), or None.
     """
 
     gradients: list
     losses: tf.Tensor
     weights: tf.Tensor
-    squared_norms: tf.Tensor | None
+    gradient_norms: tf.Tensor | None
+
+
+@dataclass(frozen=True)
+class Loop:
+    """Settings of the loop in `accumulate`.
+
+    Attributes:
+        in_flight: the number of micro-batches that may be computed at once. With 1, the loop needs the memory of one
+            micro-batch, however many there are. Each further one adds its activations, and saves time if micro-batches
+            are small.
+        dtype: the type in which gradients are summed. None: float32 for half-precision variables, else the variable's
+            own type.
+        weight_dtype: the type of losses, weights and records.
+        loss_shape: the shape of a micro-batch's loss: () for one training, (seeds,) for several that are computed
+            together.
+        axis: the axis of the batch's tensors along which the examples lie.
+        skip_nonfinite: whether to leave out and count a micro-batch with NaN or inf in its loss or gradient.
+        stopped: a function without arguments -> a boolean scalar, called before each micro-batch. Once it returns True
+            the loop ends; the losses and weights of the remaining micro-batches are 0.
+    """
+
+    in_flight: int = 1
+    dtype: Any = None
+    weight_dtype: Any = tf.float32
+    loss_shape: tuple[int, ...] = ()
+    axis: int = 0
+    skip_nonfinite: bool = False
+    stopped: Callable[[], tf.Tensor] | None = None
 
 
 def accumulate(
-    forward: Callable,
+    forward: Callable[[Any, tf.Tensor, Any], Microbatch],
     variables: Sequence[tf.Variable],
     batch: Any,
-    examples,
-    microbatch_size,
+    microbatch_size: int | tf.Tensor,
     state: Any = (),
     *,
-    in_flight: int = 1,
-    dtype=None,
-    weight_dtype=tf.float32,
-    skip_nonfinite: bool = False,
-    unit=1,
+    record: Callable[[tf.Tensor, list], tf.Tensor] | None = None,
     accumulators: Sequence[tf.Variable] | None = None,
-    stopped: Callable | None = None,
-    norms: bool = True,
+    loop: Loop = Loop(),  # noqa: B008
 ) -> Sums:
-    """Adds up the gradients of a batch, one micro-batch at a time.
+    """Sums the gradients of a batch, one micro-batch at a time.
 
     In words::
 
         sum = 0
-        for each micro-batch of microbatch_size examples (the last may be smaller):
-            sum = sum + gradient of (its weight * its mean loss)
+        for each micro-batch of microbatch_size examples (the last one may be smaller):
+            sum = sum + gradient of (share * mean loss)
 
-    Call it inside a `tf.function`: the loop is a `tf.while_loop`, so neither the number of micro-batches nor, when it
-    is a tensor, their size makes TensorFlow trace again. A batch without examples gives sums of 0.
+    Call it inside a `tf.function`. The loop is a `tf.while_loop`, so TensorFlow does not trace it again when the number
+    of micro-batches changes, nor when their size changes if the size is a tensor. A batch without examples gives sums
+    of 0.
 
-    Where examples and microbatch_size are numbers and the window has no ragged tail, TensorFlow knows all shapes: small
-    networks gain 5 to 15 % of an update (measured), and XLA (`tf.function(jit_compile=True)`) compiles the loop well.
-    The price is a trace for each pair of numbers.
+    If the number of examples and microbatch_size are Python numbers and there is no ragged tail, TensorFlow knows all
+    shapes. An update of a small network then takes 5 to 15 % less time, and XLA (`tf.function(jit_compile=True)`)
+    compiles the loop well. The price is one trace for each pair of numbers.
 
-    Where memory counts, give it accumulators: variables that are added to in place. Without them the sums are handed
-    from one micro-batch to the next, and TensorFlow then holds over half a copy of the gradients more (measured for
-    VGG-16). Adding in place keeps the micro-batches in order: with accumulators, in_flight makes no difference.
+    To save memory, pass accumulators: variables to which gradients are added in place. Without them the sums are passed
+    from one micro-batch to the next, which keeps more than half a copy of the gradients more (measured with VGG-16).
+    Adding in place also runs the micro-batches in order, so `Loop.in_flight` then has no effect.
 
     Args:
-        forward: a function (micro-batch, number, state) -> `Microbatch`. number counts the window's micro-batches from
-            0: an integer scalar.
-        variables: what to differentiate by.
-        batch: any nest of tensors with the same first dimension; None where there is nothing.
-        examples: that dimension, an integer or an integer scalar tensor.
-        microbatch_size: examples a micro-batch: an integer or an integer scalar tensor.
-        state: any nest of tensors, handed from one micro-batch to the next.
-        in_flight: how many micro-batches may be under way at once. 1 is safe: the memory of one micro-batch, however
-            many there are. Each further one adds the activations of a micro-batch and can save time where
-            micro-batches are small.
-        dtype: the type to add up in. None: float32 for half-precision variables, else the variable's own.
-        weight_dtype: the type of losses, weights and norms.
-        skip_nonfinite: leave out a micro-batch with NaN or inf in its loss or gradient, and count it.
-        unit: what weights are counted in while adding up, a number or a scalar tensor. With the weight of a full
-            micro-batch, the gradients inside the loop are as large as those of a mean loss: float16 likes that.
-        accumulators: for each variable one of its shape to add up in, in place of the sums that go around; of the type
-            to add up in. They are set to zero first.
-        stopped: a function without arguments -> a boolean scalar, asked before each micro-batch: once it says so, the
-            loop ends there. The losses of those left out are 0, and so are their weights.
-        norms: whether to compute each micro-batch's squared norm: a read of every gradient.
+        forward: a function (micro-batch, number, state) -> `Microbatch`. The number counts the window's micro-batches
+            from 0: an integer scalar.
+        variables: the variables to differentiate with respect to.
+        batch: a nest of tensors with the same number of examples; None where a part is missing.
+        microbatch_size: the examples of a micro-batch: an integer or an integer scalar tensor.
+        state: a nest of tensors, passed from one micro-batch to the next.
+        record: a function (loss, gradients) -> a tensor of the loss' shape to keep for each micro-batch, such as their
+            squared norm. The gradients are those of share * loss. None: nothing is kept.
+        accumulators: for each variable, a variable of its shape in which its gradients are summed. They are set to zero
+            first.
+        loop: the settings of the loop.
 
     Returns:
         The `Sums`.
     """
-    variables, unit = list(variables), tf.cast(unit, weight_dtype)
-    steps = -(-examples // microbatch_size)
-    microbatch = _cut(batch, examples, microbatch_size, steps)
-    reached = [False] * len(variables)  # filled in while the loop's body is traced
+    variables = list(variables)
+    steps, microbatch = microbatches(batch, microbatch_size, loop.axis)
+    reached = [False] * len(variables)  # filled in while TensorFlow traces the loop's body
 
     def body(step, sums, total, skipped, state, arrays):
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(variables)
-            loss, weight, next_state, each = forward(microbatch(step), step, state)
-            if each is None:
-                scaled = loss * tf.cast(tf.cast(weight, weight_dtype) / unit, loss.dtype)
-        if each is None:
-            gradients = tape.gradient(scaled, variables)
-        else:
-            shares = tf.cast(each[1] / tf.cast(unit, each[1].dtype), each[0].dtype)
-            gradients = tape.gradient(each[0], variables, output_gradients=shares)
+        result, gradients = _differentiate(forward, variables, microbatch(step), step, state, loop.weight_dtype)
         reached[:] = [gradient is not None for gradient in gradients]
-        weight = tf.cast(weight, weight_dtype)
+        weight = tf.cast(result.weight, loop.weight_dtype)
 
-        def taken():
+        def take():
             added = [_add(total, gradient) for total, gradient in zip(accumulators or sums, gradients)]
-            return [] if accumulators else added, total + weight, skipped, next_state, weight
+            return [] if accumulators else added, total + weight, skipped, result.state, weight
 
-        if skip_nonfinite:
-            finite = _all_finite([loss, *gradients])
-            left_out = lambda: (sums, total, skipped + 1, state, tf.zeros_like(weight))  # noqa: E731
-            *carry, weight = tf.cond(finite, taken, left_out)
+        if loop.skip_nonfinite:
+            leave_out = lambda: (sums, total, skipped + 1, state, tf.zeros_like(weight))  # noqa: E731
+            *carry, weight = tf.cond(all_finite([result.loss, *gradients]), take, leave_out)
         else:
-            *carry, weight = taken()
-        seen = [tf.cast(loss, weight_dtype), weight]
-        if norms:
-            seen.append(squared_norm(gradients, weight_dtype))
+            *carry, weight = take()
+        seen = [tf.cast(result.loss, loop.weight_dtype), weight]
+        if record is not None:
+            seen.append(tf.cast(record(result.loss, gradients), loop.weight_dtype))
         return step + 1, *carry, tuple(array.write(step, value) for array, value in zip(arrays, seen))
 
-    sums = _zeros(variables, dtype)
+    sums = _zeros(variables, loop.dtype)
     if accumulators:
         for accumulator, zeros in zip(accumulators, sums):
             accumulator.assign(zeros)
         sums = []
-    arrays = tuple(tf.TensorArray(weight_dtype, steps, element_shape=[]) for _ in range(3 if norms else 2))
+    shapes = [loop.loss_shape, ()] + [loop.loss_shape] * (record is not None)
+    arrays = tuple(tf.TensorArray(loop.weight_dtype, steps, element_shape=shape) for shape in shapes)
     _, sums, total, skipped, state, arrays = tf.while_loop(
-        lambda step, *_: step < steps if stopped is None else (step < steps) & ~stopped(),
+        lambda step, *_: step < steps if loop.stopped is None else (step < steps) & ~loop.stopped(),
         body,
-        (tf.constant(0), sums, tf.zeros([], weight_dtype), tf.constant(0), state, arrays),
-        parallel_iterations=in_flight,
+        (tf.constant(0), sums, tf.zeros([], loop.weight_dtype), tf.constant(0), state, arrays),
+        parallel_iterations=loop.in_flight,
     )
     sums = [tf.convert_to_tensor(total) if seen else None for total, seen in zip(accumulators or sums, reached)]
-    losses, weights, *seen = (array.stack() for array in arrays)
-    squared_norms = tf.math.divide_no_nan(seen[0], (weights / unit) ** 2) if norms else None
-    return Sums(sums, total, skipped, losses, weights, squared_norms, state)
+    losses, weights, *records = (array.stack() for array in arrays)
+    return Sums(sums, total, skipped, losses, weights, records[0] if records else None, state)
 
 
 def window_gradients(
-    loss: Callable,
+    loss: Callable[[Any, tf.Tensor], tf.Tensor],
     variables: Sequence[tf.Variable],
     batch: Any,
-    weights,
-    microbatch_size,
+    weights: tf.Tensor,
+    microbatch_size: int | tf.Tensor,
+    *,
     in_flight: int = 1,
-    stopped: Callable | None = None,
+    stopped: Callable[[], tf.Tensor] | None = None,
     norms: bool = True,
 ) -> Window:
     """The gradients of a batch's mean loss, computed one micro-batch at a time.
 
-    It is `accumulate`, divided by the weight of what was really seen: see there for the loop.
+    This is `accumulate`, divided by the weight of the examples that were processed; see there for details.
 
     Args:
-        loss: a function (micro-batch, number) -> the loss of each example, shape (examples,). number counts the
+        loss: a function (micro-batch, number) -> the loss of each example, shape (examples,). The number counts the
             window's micro-batches from 0: an integer scalar.
-        variables: what to differentiate by.
-        batch: any nest of tensors with the same first dimension.
-        weights: the examples' weights, shape (examples,); their sum must be above 0.
-        microbatch_size: examples a micro-batch: an integer or an integer scalar tensor.
-        in_flight: how many micro-batches may be under way at once, as in `accumulate`.
-        stopped, norms: as in `accumulate`.
+        variables: the variables to differentiate with respect to.
+        batch: a nest of tensors with the same first dimension.
+        weights: the weights of the examples, shape (examples,); their sum must be above 0.
+        microbatch_size: the examples of a micro-batch: an integer or an integer scalar tensor.
+        in_flight: the number of micro-batches that may be computed at once, as in `Loop`.
+        stopped: a function that ends the loop early, as in `Loop`.
+        norms: whether to compute the norm of each micro-batch's gradient, which reads every gradient once more.
 
     Returns:
         A `Window`.
@@ -211,54 +221,48 @@ def window_gradients(
         >>> round(float(result.gradients[0]), 4), result.losses.numpy()      # 2 * w * mean(x ** 2)
         (18.6667, array([10., 36.], dtype=float32))
     """
+    dtype = weights.dtype
+    # Shares are weights divided by the micro-batch size, so that summed gradients are as large as those of a mean loss.
+    size = tf.cast(microbatch_size, dtype)
 
     def forward(microbatch, number, state):
-        part, part_weights = microbatch
-        weight = tf.reduce_sum(part_weights)
-        each = tf.cast(loss(part, number), part_weights.dtype)
-        mean = tf.math.divide_no_nan(tf.reduce_sum(each * part_weights), weight)
-        return Microbatch(mean, weight, state, (each, part_weights))
+        inputs, input_weights = microbatch
+        weight = tf.reduce_sum(input_weights)
+        each = tf.cast(loss(inputs, number), dtype)
+        mean = tf.math.divide_no_nan(tf.reduce_sum(each * input_weights), weight)
+        return Microbatch(mean, weight, state, examples=(each, input_weights / size))
 
-    examples = tf.shape(weights)[0] if weights.shape[0] is None else weights.shape[0]
+    def record(loss, gradients):
+        return squared_norm(gradients, dtype)
+
     sums = accumulate(
-        forward, variables, (batch, weights), examples, microbatch_size, in_flight=in_flight,
-        weight_dtype=weights.dtype, unit=microbatch_size, stopped=stopped, norms=norms,
+        forward, variables, (batch, weights), microbatch_size, record=record if norms else None,
+        loop=Loop(in_flight=in_flight, weight_dtype=dtype, stopped=stopped),
     )  # fmt: skip
-    gradients = divide(sums.gradients, sums.weight / tf.cast(microbatch_size, weights.dtype), variables)
-    return Window(gradients, sums.losses, sums.weights, sums.squared_norms)
+    gradients = divide(sums.gradients, sums.weight / size, variables)
+    gradient_norms = None if sums.records is None else mean_norms(sums.records, sums.weights / size)
+    return Window(gradients, sums.losses, sums.weights, gradient_norms)
 
 
-def divide(gradients: Sequence, weight, variables: Sequence) -> list:
-    """Sums of weighted gradients over their weight (None: 1), each in its variable's type; None stays None."""
-    if weight is not None:
-        gradients = [s if s is None else tf.math.divide_no_nan(s, tf.cast(weight, s.dtype)) for s in gradients]
-    return [s if s is None else tf.cast(s, variable.dtype) for s, variable in zip(gradients, variables)]
-
-
-def _cut(batch, examples, microbatch_size, steps) -> Callable:
-    """A function (step) -> the micro-batch of that number, whose size TensorFlow knows if it can be known."""
-    known = isinstance(examples, int) and isinstance(microbatch_size, int) and examples % microbatch_size == 0
-
-    def on_each(function, nest):
-        return tf.nest.map_structure(lambda tensor: None if tensor is None else function(tensor), nest)
-
-    if known:
-        batch = on_each(lambda t: tf.reshape(t, tf.concat([[steps, microbatch_size], tf.shape(t)[1:]], 0)), batch)
-
-    def microbatch(step):
-        rows = step if known else _rows(step, microbatch_size, examples)
-        return on_each(lambda tensor: tensor[rows], batch)
-
-    return microbatch
-
-
-def _rows(step, microbatch_size, examples) -> slice:
-    """The examples of a micro-batch."""
-    return slice(step * microbatch_size, tf.minimum((step + 1) * microbatch_size, examples))
+def _differentiate(forward, variables: list, microbatch, number, state, weight_dtype) -> tuple[Microbatch, list]:
+    """One micro-batch's forward and backward pass: its `Microbatch` and the gradients of share * loss."""
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(variables)
+        result = forward(microbatch, number, state)
+        if result.examples is None:
+            share = result.weight if result.share is None else result.share
+            scaled = result.loss * tf.cast(tf.cast(share, weight_dtype), result.loss.dtype)
+    if result.examples is None:
+        return result, tape.gradient(scaled, variables)
+    losses, shares = result.examples
+    return result, tape.gradient(losses, variables, None if shares is None else tf.cast(shares, losses.dtype))
 
 
 def _zeros(variables: Sequence, dtype) -> list:
-    """Sums of nothing. TensorFlow would keep zeros that it had folded into a constant for good: it folds no `Empty`."""
+    """Zeros to which gradients are added.
+
+    They come from `Empty`: TensorFlow folds zeros of a known shape into a constant, and keeps that copy allocated.
+    """
     dtypes = [tf.as_dtype(dtype) if dtype else accumulation_dtype(variable.dtype) for variable in variables]
     return [tf.raw_ops.Empty(shape=v.shape, dtype=dtype, init=True) for v, dtype in zip(variables, dtypes)]
 
@@ -271,25 +275,8 @@ def _add(total, gradient):
     if isinstance(gradient, tf.IndexedSlices):
         rows = tf.cast(gradient.values, total.dtype)
         if in_place:
-            # Variable.scatter_add does the same, but not for a variable that each replica has its own of.
+            # Variable.scatter_add does the same, but fails for a variable with one copy on each replica.
             return tf.raw_ops.ResourceScatterAdd(resource=total.handle, indices=gradient.indices, updates=rows)
         return tf.tensor_scatter_nd_add(total, gradient.indices[:, tf.newaxis], rows)
     gradient = tf.cast(gradient, total.dtype)
     return total.assign_add(gradient) if in_place else total + gradient
-
-
-def squared_norm(gradients: Sequence, dtype):
-    """The sum of the squares of every gradient's elements."""
-    halves = [tf.zeros([], dtype)]
-    for gradient in gradients:
-        if isinstance(gradient, tf.IndexedSlices):  # a row named twice must be added up before it is squared
-            rows, position = tf.unique(gradient.indices)
-            gradient = tf.math.unsorted_segment_sum(gradient.values, position, tf.size(rows))
-        if gradient is not None:
-            halves.append(tf.nn.l2_loss(tf.cast(gradient, dtype)))
-    return 2 * tf.add_n(halves)
-
-
-def _all_finite(tensors: Sequence):
-    values = [t.values if isinstance(t, tf.IndexedSlices) else t for t in tensors if t is not None]
-    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in values])

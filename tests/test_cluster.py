@@ -12,11 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from paths import SUPPORT
 
 from gradlab import cluster, runtime
 from gradlab.__main__ import main
 
-WORKER = str(Path(__file__).parent / "cluster_worker.py")
+WORKER = str(SUPPORT / "cluster_worker.py")
 
 
 def run(mode, out, workers, expected=0):

@@ -106,7 +106,7 @@ def test_the_same_seed_gives_the_same_bits_in_another_process():
     program = (
         "import hashlib, gradlab\n"
         "gradlab.setup(towers=2, seed=3)\n"
-        "from gradlab.lab.training import train\n"
+        "from gradlab.lab.experiments.training import train\n"
         "way = gradlab.Experiment(model='lenet', method='{}', towers={}, updates=5, eval_every=5)\n"
         "print(hashlib.sha256(b''.join(u.losses.tobytes() for u in train(way, seed=1))).hexdigest())\n"
     )

@@ -8,7 +8,7 @@ import reference
 import tensorflow as tf
 
 from gradlab import runtime, static_graph
-from gradlab.lab import models, optimizers
+from gradlab.lab.experiments import models, optimizers
 
 v1 = tf.compat.v1
 TOWERS = 3

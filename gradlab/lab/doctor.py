@@ -82,7 +82,7 @@ def _packages() -> str:
 
 
 def _data() -> str:
-    from gradlab.lab import datasets
+    from gradlab.lab.experiments import datasets
 
     try:
         mnist = datasets.load("mnist")
@@ -107,9 +107,9 @@ def _devices() -> str:
 
 
 def _training() -> str:
-    from gradlab.lab import methods
-    from gradlab.lab.experiment import Experiment
-    from gradlab.lab.sweep import run
+    from gradlab.lab.experiments import methods
+    from gradlab.lab.experiments.experiment import Experiment
+    from gradlab.lab.experiments.sweep import run
 
     results = [run(Experiment(model="dense", method=name, updates=2, seeds=1)) for name in methods.METHODS]
     losses = [float(result.window_losses[0, -1]) for result in results]
@@ -119,7 +119,7 @@ def _training() -> str:
 
 
 def _cache() -> str:
-    from gradlab.lab.sweep import Cache
+    from gradlab.lab.experiments.sweep import Cache
 
     try:
         folder = Cache().folder

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gradlab.lab import plots
-from gradlab.lab.experiment import Experiment
-from gradlab.lab.result import Result, replacing
+from gradlab.lab.experiments.experiment import Experiment
+from gradlab.lab.experiments.result import Result, replacing
+from gradlab.lab.figures import plots
 
 # (k, b): mean and standard deviation of ten runs, in percent
 PUBLISHED = {(1, 100): (95.0, 0.172), (5, 20): (94.9, 0.325), (10, 10): (95.1, 0.36), (20, 5): (95.2, 0.303)}

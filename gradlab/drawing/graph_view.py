@@ -1,0 +1,179 @@
+"""draw_graph: a TensorFlow graph as a diagram: what depends on what, and on which device it stands."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from gradlab import _checks
+from gradlab.drawing.graph_boxes import Box, boxes_of, operations_of, scopes_of
+
+MOST_BOXES = 80
+# Okabe and Ito's colours, light inside; black text on them reads on a light and on a dark page.
+_COLOURS = (
+    ("#D6E9F5", "#0072B2"), ("#FBE3D3", "#D55E00"), ("#D5EFE6", "#009E73"), ("#FAEBCF", "#E69F00"),
+    ("#F5E3EE", "#CC79A7"), ("#E0F1FB", "#56B4E9"),
+)  # fmt: skip
+_CONFIG = """config:
+  flowchart:
+    nodeSpacing: 30
+    rankSpacing: 35
+    subGraphTitleMargin:
+      bottom: 15"""
+_NOWHERE = ("#F2F2F2", "#767676")  # no device, or several
+
+
+class Diagram:
+    """A graph's boxes and arrows: drawn by JupyterLab, in words where nothing draws.
+
+    Attributes:
+        boxes: the boxes by name, in the order in which the graph was built.
+        title: a line above it, or "".
+    """
+
+    def __init__(self, boxes: dict[str, Box], title: str = ""):
+        self.boxes, self.title = boxes, title
+
+    @property
+    def mermaid(self) -> str:
+        """The diagram in Mermaid's language."""
+        numbers = {name: f"box{i}" for i, name in enumerate(self.boxes)}
+        devices = sorted({box.device for box in self.boxes.values() if len(box.devices) == 1})
+        lines = ["---", *([f"title: {self.title}"] if self.title else []), _CONFIG, "---", "flowchart TD"]
+        lines += [
+            f"    accTitle: {self.title or 'a graph'}",
+            f"    accDescr: {'; '.join(map(self._words, self.boxes.values())).replace('<-', 'from')}",
+        ]
+        lines += self._nested(list(self.boxes.values()), 0, numbers, devices)
+        for box in self.boxes.values():
+            me = numbers[box.name]
+            lines += [f"    {numbers[other]} --> {me}" for other in box.reads]
+            lines += [f"    {numbers[other]} -.-> {me}" for other in box.after]
+            for other in box.writes:
+                written = numbers[other]
+                if self._leads_to(other, box.name):  # an arrow back would turn the picture upside down
+                    written += "new"
+                    lines.append(self._node(self.boxes[other], f"{other}, new", written, devices))
+                lines.append(f"    {me} == writes ==> {written}")
+        for i, device in enumerate(["", *devices]):
+            fill, stroke = _NOWHERE if not device else _COLOURS[(i - 1) % len(_COLOURS)]
+            lines.append(f"    classDef device{i} fill:{fill},stroke:{stroke},stroke-width:2px,color:#000")
+        return "\n".join(lines)
+
+    def _leads_to(self, start: str, end: str) -> bool:
+        """Whether arrows lead from one box to another."""
+        reached, new = set(), {start}
+        while new:
+            reached |= new
+            new = {box.name for box in self.boxes.values() if new & {*box.reads, *box.after}} - reached
+        return end in reached
+
+    def _nested(self, boxes: list[Box], depth: int, numbers: dict, devices: list) -> list[str]:
+        """The boxes, those of a common scope inside a frame of its name."""
+        lines, done = [], set()
+        for box in boxes:
+            parts = box.name.split("/")
+            if len(parts) <= depth + 1:
+                lines.append(self._node(box, parts[-1], numbers[box.name], devices))
+            elif (scope := "/".join(parts[: depth + 1])) not in done:
+                done.add(scope)
+                inside = [b for b in boxes if b.name.startswith(scope + "/")]
+                frame = f"scope{depth}{numbers[inside[0].name]}"
+                lines.append(f'    subgraph {frame} ["{scope}"]')
+                lines += self._nested(inside, depth + 1, numbers, devices)
+                lines += ["    end", f"    style {frame} fill:none,stroke:{_NOWHERE[1]},stroke-dasharray:4"]
+        return lines
+
+    def _node(self, box: Box, name: str, number: str, devices: list) -> str:
+        left, right = "(", ")"
+        if "variable" in box.kind:
+            left, right = "[(", ")]"
+        elif set(box.types) == {"Placeholder"}:
+            left, right = "[/", "/]"
+        elif len(box.types) > 1:
+            left, right = "[", "]"
+        words = "<br/>".join(filter(None, (name, box.kind if box.kind != name else "", box.device)))
+        shade = devices.index(box.device) + 1 if box.device in devices else 0
+        return f'    {number}{left}"{words}"{right}:::device{shade}'
+
+    def __repr__(self) -> str:
+        width = max(map(len, self.boxes), default=0)
+        kinds = max((len(box.kind) for box in self.boxes.values()), default=0)
+        devices = max((len(box.device) for box in self.boxes.values()), default=0)
+        lines = [self.title] if self.title else []
+        lines += [self._words(box, width, kinds, devices) for box in self.boxes.values()]
+        return "\n".join(lines)
+
+    def _words(self, box: Box, width: int = 0, kinds: int = 0, devices: int = 0) -> str:
+        line = f"{box.name:{width}}  {box.kind:{kinds}}  {box.device:{devices}}"
+        for sign, others in (("<- ", box.reads), ("writes ", box.writes), ("after ", box.after)):
+            line += f"  {sign}{', '.join(others)}" if others else ""
+        return line.rstrip()
+
+    def _repr_mimebundle_(self, **kwargs) -> dict:
+        return {"text/vnd.mermaid": self.mermaid, "text/plain": repr(self)}
+
+
+def draw_graph(
+    graph_or_function, *arguments, depth: int = 1, expand: Sequence[str] = (), hide: Sequence[str] = (), title: str = ""
+) -> Diagram:
+    """Draws a graph: each name scope a box, with its device; arrows say what depends on what.
+
+    A plain arrow carries a tensor, a thick one changes a variable, a dotted one only says "after". Constants, and the
+    operations that give a variable its first value, are left out.
+
+    Args:
+        graph_or_function: a tf.Graph, anything with a `graph` (such as `gradlab.static_graph` builds), or a
+            `tf.function`.
+        *arguments: what the `tf.function` is to be traced with.
+        depth: how many levels of name scopes are opened: 1 shows one box for each name at the top.
+        expand: names to open one level further, loops and called functions too.
+        hide: names to leave out with all that is in them.
+        title: a line above the diagram.
+
+    Returns:
+        A `Diagram`: displayed as a Mermaid diagram by JupyterLab, printed as text elsewhere.
+
+    Raises:
+        ValueError: no graph, a name that is not in it, or a diagram of more boxes than can be read.
+
+    Example:
+        >>> with tf.Graph().as_default() as graph:
+        ...     with tf.name_scope("tower_0"), tf.device("/cpu:0"):
+        ...         x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
+        ...         loss = tf.reduce_mean(x * x, name="loss")
+        >>> draw_graph(graph)
+        tower_0  3 operations  CPU:0
+        >>> draw_graph(graph, expand=["tower_0"])
+        tower_0/x     Placeholder  CPU:0
+        tower_0/mul   Mul          CPU:0  <- tower_0/x
+        tower_0/loss  Mean         CPU:0  <- tower_0/mul
+    """
+    _checks.positive_integer("depth", depth)
+    graph = _graph(graph_or_function, arguments)
+    expand, hide = (tuple([names] if isinstance(names, str) else names) for names in (expand, hide))
+    operations, bound = operations_of(graph, expand)
+    names = {scope for _, name in operations for scope in scopes_of(name)}
+    for name in (*expand, *hide):
+        if name not in names:
+            top = ", ".join(sorted({name.split("/")[0] for name in names}))
+            raise ValueError(f"expand and hide must name what is in the graph, such as: {top}. Received: {name!r}")
+    operations = [(op, name) for op, name in operations if not set(scopes_of(name)) & {*hide, "init"}]
+    boxes = boxes_of(operations, bound, depth, expand)
+    if len(boxes) > MOST_BOXES:
+        raise ValueError(
+            f"a diagram of more than {MOST_BOXES} boxes cannot be read: choose a smaller depth, expand less, or hide "
+            f"some. Received: depth={depth}, which makes {len(boxes)}"
+        )
+    return Diagram(boxes, title)
+
+
+def _graph(graph_or_function, arguments: Sequence) -> tf.Graph:
+    if hasattr(graph_or_function, "get_concrete_function"):
+        return graph_or_function.get_concrete_function(*arguments).graph
+    graph = getattr(graph_or_function, "graph", graph_or_function)
+    if not isinstance(graph, tf.Graph) or arguments:
+        raise ValueError(
+            "draw_graph needs a tf.Graph, something with a graph, or a tf.function and its arguments. "
+            f"Received: {graph_or_function!r}"
+        )
+    return graph

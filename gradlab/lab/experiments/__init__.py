@@ -1,0 +1,1 @@
+"""Experiments: data, models, methods, training runs and their results."""

@@ -1,0 +1,136 @@
+"""The data sets: MNIST comes with gradlab, the others are downloaded by Keras."""
+
+import functools
+import hashlib
+import io
+import pathlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from gradlab import _checks
+
+# name: training examples, that is without the last VALIDATION ones of the published training set
+TRAINING_EXAMPLES = {"mnist": 55_000, "fashion_mnist": 55_000, "cifar10": 45_000}
+VALIDATION = 5_000
+
+_PACKAGE = pathlib.Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Images and their classes, in three parts.
+
+    Attributes:
+        name: "mnist", "fashion_mnist" or "cifar10".
+        train_images, validation_images, test_images: float32 in [0, 1], shape (examples, height, width, channels).
+        train_labels, validation_labels, test_labels: int32 in 0..9, shape (examples,).
+    """
+
+    name: str
+    train_images: np.ndarray
+    train_labels: np.ndarray
+    validation_images: np.ndarray
+    validation_labels: np.ndarray
+    test_images: np.ndarray
+    test_labels: np.ndarray
+
+
+@functools.lru_cache(maxsize=2)
+def load(name: str = "mnist") -> Dataset:
+    """Loads a data set; the last 5,000 training examples are kept apart for validation. Loaded once a process.
+
+    Args:
+        name: "mnist" is part of gradlab and needs no network. "fashion_mnist" and "cifar10" are downloaded by
+            keras.datasets the first time and kept in its cache.
+
+    Returns:
+        A `Dataset` of read-only arrays.
+
+    Raises:
+        ValueError: an unknown name, or a data file that differs from its checksum.
+        OSError: the data cannot be read or downloaded.
+
+    Example:
+        >>> mnist = load("mnist")
+        >>> mnist.train_images.shape, mnist.test_labels.shape
+        ((55000, 28, 28, 1), (10000,))
+    """
+    _checks.one_of("dataset", name, TRAINING_EXAMPLES)
+    train_images, train_labels, test_images, test_labels = _mnist() if name == "mnist" else _from_keras(name)
+    train_images, test_images = _as_unit_floats(train_images), _as_unit_floats(test_images)
+    train_labels, test_labels = _as_classes(train_labels), _as_classes(test_labels)
+    return Dataset(
+        name,
+        train_images[:-VALIDATION],
+        train_labels[:-VALIDATION],
+        train_images[-VALIDATION:],
+        train_labels[-VALIDATION:],
+        test_images,
+        test_labels,
+    )
+
+
+def data_folder() -> pathlib.Path:
+    """Where gradlab's own data lies: inside an installed package, or in data/ of a checkout."""
+    inside = _PACKAGE / "data"
+    return inside if inside.is_dir() else _PACKAGE.parent / "data"
+
+
+def read_verified(path: pathlib.Path) -> bytes:
+    """The content of a data file, once it is known to be what checksums.txt beside it says.
+
+    Raises:
+        ValueError: the file is truncated, altered or not listed.
+        FileNotFoundError: it is missing.
+    """
+    mend = "restore it with: git checkout -- data, or install gradlab again"
+    listed = path.with_name("checksums.txt")
+    for file in (path, listed):
+        if not file.is_file():
+            raise FileNotFoundError(f"gradlab's data file {file.name} is missing from {file.parent}; {mend}")
+    known = dict(line.split()[::-1] for line in listed.read_text().splitlines() if line.strip())
+    if path.name not in known:
+        raise ValueError(
+            f"{path.name} must be listed in {listed.name}. Received: {', '.join(known) or 'an empty list'}"
+        )
+    content = path.read_bytes()
+    found = hashlib.sha256(content).hexdigest()
+    if found != known[path.name]:
+        raise ValueError(
+            f"{path.name} must have the SHA-256 {known[path.name]} (it is truncated or altered; {mend}). "
+            f"Received: {found}"
+        )
+    return content
+
+
+def _mnist() -> tuple[np.ndarray, ...]:
+    content = read_verified(data_folder() / "mnist.npz")
+    with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+        return tuple(arrays[name] for name in ("x_train", "y_train", "x_test", "y_test"))
+
+
+def _from_keras(name: str) -> tuple[np.ndarray, ...]:
+    import keras
+
+    try:
+        (train_images, train_labels), (test_images, test_labels) = getattr(keras.datasets, name).load_data()
+    except Exception as error:  # Keras raises a bare Exception when a download fails
+        raise OSError(
+            f'{name} must be downloaded the first time, and that failed; "mnist" needs no network. '
+            f"Received: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+        ) from None
+    return train_images, train_labels, test_images, test_labels
+
+
+def _as_unit_floats(images: np.ndarray) -> np.ndarray:
+    images = images.astype(np.float32) / np.float32(255)
+    images = images if images.ndim == 4 else images[..., np.newaxis]
+    images.setflags(write=False)
+    return images
+
+
+def _as_classes(labels: np.ndarray) -> np.ndarray:
+    labels = labels.reshape(-1).astype(np.int32)
+    labels.setflags(write=False)
+    return labels

@@ -1,0 +1,67 @@
+"""Where a training ran, and the most memory it held: what a result keeps beside its numbers."""
+
+import contextlib
+import datetime
+import functools
+import importlib.metadata
+import pathlib
+import platform
+import subprocess
+
+from gradlab import runtime
+
+
+def describe() -> dict:
+    """Versions, device, processor, threads, commit and date."""
+    return {**_fixed(), "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")}
+
+
+@functools.cache
+def _fixed() -> dict:
+    import gradlab
+
+    chosen = runtime.current()
+    versions = {name: importlib.metadata.version(name) for name in ("tensorflow", "keras", "numpy")}
+    return {
+        "gradlab": gradlab.__version__,
+        "python": platform.python_version(),
+        **versions,
+        "device": device(),
+        "processor": _processor(),
+        "threads": None if chosen is None else chosen.threads,
+        "deterministic": chosen is not None and chosen.seed is not None,
+        "commit": _commit(),
+    }
+
+
+def device() -> str:
+    """The name of what TensorFlow computes on: the first GPU's, or CPU."""
+    import tensorflow as tf
+
+    for gpu in tf.config.list_physical_devices("GPU"):
+        return tf.config.experimental.get_device_details(gpu).get("device_name", "GPU")
+    return "CPU"
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _commit() -> str | None:
+    """The checkout's commit, with a plus sign when files differ from it; None outside a checkout."""
+    root = pathlib.Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", "-C", root, *arguments], capture_output=True, text=True, check=True).stdout
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no").strip()
+        return git("rev-parse", "HEAD").strip() + ("+" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None

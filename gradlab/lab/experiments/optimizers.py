@@ -1,0 +1,120 @@
+"""The same optimizers twice: for tf.compat.v1 static graphs, and for TensorFlow 2.
+
+Both clip, decay and step once an update, on the gradients that they are given: the means over the window.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from gradlab import _checks
+
+OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
+
+v1 = tf.compat.v1
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """What an optimizer does, whichever library runs it.
+
+    Attributes:
+        name: "sgd", "momentum", "adam" or "adamw".
+        momentum: for "momentum".
+        beta_1, beta_2, epsilon: for "adam" and "adamw" (Kingma and Ba 2015).
+        weight_decay: for "adamw": each update first takes learning rate * weight_decay * weight off each weight
+            (Loshchilov and Hutter 2019).
+        clip_norm: gradients whose global norm is larger are scaled down to it. None: never.
+    """
+
+    name: str = "adam"
+    momentum: float = 0.9
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.004
+    clip_norm: float | None = None
+
+    def __post_init__(self):
+        _checks.one_of("optimizer", self.name, OPTIMIZERS)
+        if self.clip_norm is not None:
+            _checks.positive_number("clip_norm", self.clip_norm)
+
+
+def keras_optimizer(config: OptimizerConfig):
+    """A Keras optimizer; its learning rate is set before each update."""
+    import keras
+
+    common = {"learning_rate": 0.0, "global_clipnorm": config.clip_norm}
+    adam = {"beta_1": config.beta_1, "beta_2": config.beta_2, "epsilon": config.epsilon}
+    if config.name == "sgd":
+        return keras.optimizers.SGD(**common)
+    if config.name == "momentum":
+        return keras.optimizers.SGD(momentum=config.momentum, **common)
+    if config.name == "adam":
+        return keras.optimizers.Adam(**adam, **common)
+    return keras.optimizers.AdamW(weight_decay=config.weight_decay, **adam, **common)
+
+
+def static_graph_optimizer(config: OptimizerConfig) -> Callable:
+    """A function (learning rate tensor) -> tf.compat.v1.train.Optimizer."""
+
+    def exact(value):
+        # tf.compat.v1 rounds Python numbers to float32; float64 tensors it takes as they are, and casts them.
+        return lambda: tf.constant(value, tf.float64)
+
+    def build(learning_rate):
+        if config.name == "sgd":
+            inner = v1.train.GradientDescentOptimizer(learning_rate)
+        elif config.name == "momentum":
+            inner = _KerasMomentum(learning_rate, exact(config.momentum))
+        else:
+            inner = v1.train.AdamOptimizer(
+                learning_rate, exact(config.beta_1), exact(config.beta_2), exact(config.epsilon)
+            )
+        decay = config.weight_decay if config.name == "adamw" else 0.0
+        return _ClipAndDecay(inner, learning_rate, decay, config.clip_norm)
+
+    return build
+
+
+class _KerasMomentum(v1.train.MomentumOptimizer):
+    """Momentum as Keras has it: velocity = momentum * velocity - rate * gradient; weight += velocity.
+
+    tf.compat.v1 keeps the rate out of the velocity. The two are the same until the rate changes, as in a schedule.
+    """
+
+    def _resource_apply_dense(self, grad, var):
+        return tf.raw_ops.ResourceApplyKerasMomentum(
+            var=var.handle,
+            accum=self.get_slot(var, "momentum").handle,
+            lr=tf.cast(self._learning_rate_tensor, grad.dtype),
+            grad=grad,
+            momentum=tf.cast(self._momentum_tensor, grad.dtype),
+        )
+
+
+class _ClipAndDecay:
+    """A tf.compat.v1 optimizer that clips by the global norm and decays the weights before it applies gradients."""
+
+    def __init__(self, inner, learning_rate, weight_decay, clip_norm):
+        self._inner, self._learning_rate = inner, learning_rate
+        self._weight_decay, self._clip_norm = weight_decay, clip_norm
+
+    def compute_gradients(self, loss, variables):
+        return self._inner.compute_gradients(loss, variables)
+
+    def apply_gradients(self, grads_and_vars, global_step, name):
+        gradients, variables = zip(*grads_and_vars)
+        if self._clip_norm is not None:
+            gradients, _ = tf.clip_by_global_norm(gradients, self._clip_norm)
+        reached = [variable for gradient, variable in zip(gradients, variables) if gradient is not None]
+        decays = []
+        if self._weight_decay:
+            # The gradients were computed from the weights before the decay: wait for them.
+            with tf.control_dependencies([gradient for gradient in gradients if gradient is not None]):
+                rate = self._learning_rate * self._weight_decay
+                decays = [variable.assign_sub(variable * tf.cast(rate, variable.dtype)) for variable in reached]
+        with tf.control_dependencies(decays):
+            return self._inner.apply_gradients(list(zip(gradients, variables)), global_step, name)

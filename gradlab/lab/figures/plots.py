@@ -1,0 +1,297 @@
+"""Figures from results. No training here and no widgets; pyplot is not touched, so threads may draw.
+
+Every figure's text alternative is `figure.get_label()`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import fields
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from gradlab.lab.experiments.experiment import Experiment
+from gradlab.lab.experiments.result import Result
+from gradlab.lab.figures.style import STYLES, against_k, line, plain_numbers, to_png
+from gradlab.measure import noise
+
+__all__ = ["accuracy", "accuracy_table", "cost", "labels", "loss_noise", "losses", "noise_scale", "to_png"]
+
+MEBIBYTE = 2**20
+X_AXES = {"updates": "updates", "examples": "training examples seen", "seconds": "training time (s)"}
+
+
+def losses(results: Sequence[Result], smoothing: float = 0.9) -> Figure:
+    """The window's loss along training: a line for the mean over seeds, a band of one standard deviation around it.
+
+    Args:
+        results: one line each.
+        smoothing: of each seed's running mean, 0 (none) to below 1.
+    """
+    figure, axes = _figure(results)
+    ends = draw_losses(axes, _series(results), smoothing)
+    smoothed = f"running mean (smoothing {smoothing:g}), " if smoothing else ""
+    return _finished(figure, axes, f"Training loss: {smoothed}band ± 1 standard deviation over seeds", ends, results)
+
+
+def draw_losses(axes, series: Sequence[tuple], smoothing: float) -> list[str]:
+    """Draws `losses` for (result, label, style) on axes; returns what it shows, in words."""
+    ends = []
+    for result, label, style in series:
+        smooth = np.array([_smooth(values, smoothing) for values in result.window_losses])
+        mean, deviation = _mean_and_deviation(smooth)
+        x = np.arange(1, len(mean) + 1)
+        axes.plot(x, mean, label=label, **line(style))
+        axes.fill_between(x, mean - deviation, mean + deviation, color=style["color"], alpha=0.2, linewidth=0)
+        ends.append(f"{label}: from {mean[0]:.2f} to {mean[-1]:.2f} nats")
+    axes.set(xlabel="updates", ylabel="window's loss (nats)", xlim=(0, None), ylim=(0, None))
+    return ends
+
+
+def accuracy(results: Sequence[Result], against: str = "updates") -> Figure:
+    """The test accuracy against updates, examples or seconds, so that runs are compared at equal work or equal time.
+
+    Args:
+        results: one line each, a band of one standard deviation over seeds.
+        against: "updates", "examples" or "seconds".
+    """
+    if against not in X_AXES:
+        raise ValueError(f"against must be one of {', '.join(X_AXES)}. Received: {against!r}")
+    figure, axes = _figure(results)
+    ends = draw_accuracy(axes, _series(results), against)
+    return _finished(figure, axes, "Test accuracy: band ± 1 standard deviation over seeds", ends, results)
+
+
+def draw_accuracy(axes, series: Sequence[tuple], against: str) -> list[str]:
+    """Draws `accuracy` for (result, label, style) on axes; returns what it shows, in words."""
+    ends = []
+    for result, label, style in series:
+        measured = np.isfinite(result.accuracies).any(axis=0)
+        if not measured.any():
+            continue
+        mean, deviation = _mean_and_deviation(100 * result.accuracies[:, measured])
+        x = _mean_and_deviation(_horizontal(result, against)[:, measured])[0]
+        axes.plot(x, mean, label=label, markersize=4, markevery=max(1, len(x) // 10), **style)
+        axes.fill_between(x, mean - deviation, mean + deviation, color=style["color"], alpha=0.2, linewidth=0)
+        ends.append(f"{label}: {mean[-1]:.1f} % after {x[-1]:.4g} {against}")
+    axes.set(xlabel=X_AXES[against], ylabel="test images recognised (%)", xlim=(0, None))
+    return ends
+
+
+def loss_noise(results: Sequence[Result]) -> Figure:
+    """The loss's standard deviation against k, on logarithmic axes, with what 1 / sqrt(k) predicts beside it.
+
+    Args:
+        results: one point each, of one micro-batch size and different k. Each is the root mean square over updates and
+            seeds, with the change of the loss itself taken out.
+    """
+    results = sorted(results, key=lambda result: result.experiment.accumulation_steps)
+    figure, axes = _figure(results)
+    steps = np.array([result.experiment.accumulation_steps for result in results])
+    windows, predicted, alone = np.array([noise_of(result) for result in results]).T
+    for (values, label), style in zip(
+        ((alone, "micro-batch"), (predicted, "micro-batch / √k: the law"), (windows, "window of k, measured")),
+        (STYLES[0], {**STYLES[6], "marker": ""}, STYLES[1]),
+    ):
+        axes.plot(steps, values, label=label, markersize=6, **style)
+    axes.set(yscale="log", ylabel="standard deviation of the loss (nats)")
+    against_k(axes, steps)
+    words = [f"k = {k}: measured {w:.3f}, law {p:.3f} nats" for k, w, p in zip(steps, windows, predicted)]
+    return _finished(figure, axes, "Noise of the loss along training", words, results)
+
+
+def accuracy_table(rows: Sequence[str], series: dict[str, Sequence[tuple[float, float]]], title: str = "") -> Figure:
+    """A table of accuracies as dots with intervals.
+
+    Args:
+        rows: what each row is, from top to bottom.
+        series: for each name, (mean, standard deviation) in percent for each row.
+        title: of the figure.
+    """
+    figure = Figure(figsize=(8, 1.4 + 0.13 * len(rows) * (len(series) + 1)), dpi=100, layout="constrained")
+    axes = figure.subplots()
+    words = []
+    for number, (name, values) in enumerate(series.items()):
+        style = STYLES[number]
+        y = np.arange(len(rows)) + 0.8 * ((number + 0.5) / len(series) - 0.5)
+        mean, deviation = np.array(values).T
+        axes.errorbar(mean, y, xerr=deviation, label=name, fmt=style["marker"], color=style["color"], capsize=3, ms=6)
+        words.append(f"{name}: " + ", ".join(f"{r} {m:.2f} ± {s:.2f} %" for r, (m, s) in zip(rows, values)))
+    axes.set_yticks(range(len(rows)), labels=rows)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlabel("test images recognised (%), mean ± 1 standard deviation over seeds")
+    return _finished(figure, axes, title or "Test accuracy", words)
+
+
+def noise_scale(results: Sequence[Result], smoothing: float = 0.99) -> Figure:
+    """The gradient noise scale along training: the ratio of means over the seeds that finished. Dotted: the batches.
+
+    Args:
+        results: one line each, with k of 2 or more.
+        smoothing: as in `gradlab.gradient_noise_scale`.
+    """
+    figure, axes = _figure(results)
+    words = draw_noise_scale(axes, _series(results), smoothing)
+    return _finished(figure, axes, "Gradient noise scale; dotted: the effective batch", words, results)
+
+
+def draw_noise_scale(axes, series: Sequence[tuple], smoothing: float) -> list[str]:
+    """Draws `noise_scale` for (result, label, style) on axes; returns what it shows, in words."""
+    words = []
+    for result, label, style in series:
+        scales = result.noise_scale(smoothing)
+        if not scales:
+            words.append(f"{label}: no seed finished")
+            continue
+        length = min(len(scale.along) for scale in scales)  # a budget of seconds gives seeds different lengths
+        above = np.mean([scale.variance[:length] for scale in scales], axis=0)
+        below = np.mean([scale.squared_gradient[:length] for scale in scales], axis=0)
+        along = np.where(below > 0, above / np.where(below > 0, below, 1), np.nan)
+        axes.plot(np.arange(1, length + 1), along, label=label, **line(style))
+        axes.axhline(result.experiment.effective_batch, color=style["color"], linestyle=":", linewidth=1)
+        values = np.array([scale.value for scale in scales])
+        words.append(f"{label}: {np.median(values):.0f} examples over all updates (median over seeds)")
+    axes.set(xlabel="updates", ylabel="gradient noise scale (examples)", yscale="log", xlim=(0, None))
+    plain_numbers(axes)
+    return words
+
+
+def cost(results: Sequence[Result]) -> Figure:
+    """Time and memory against k: the median update's milliseconds with its quartiles, and the peak memory.
+
+    Args:
+        results: one point each.
+    """
+    results = sorted(results, key=lambda result: result.experiment.accumulation_steps)
+    figure, (times, memory) = _figure(results, columns=2)
+    steps = np.array([result.experiment.accumulation_steps for result in results])
+    low, middle, high = np.array(
+        [1000 * np.nanquantile(result.update_seconds, (0.25, 0.5, 0.75)) for result in results]
+    ).T
+    times.errorbar(steps, middle, yerr=[middle - low, high - middle], capsize=3, **STYLES[0])
+    together = max(each.get("seeds_together", 1) for result in results for each in result.environments)
+    times.set(yscale="log", ylabel="time of an update" + (f" of {together} seeds" * (together > 1)) + " (ms)")
+    times.set_title("Time: median and quartiles", fontsize=10, loc="left")
+    peaks = np.array([np.max(result.peak_memory_bytes) / MEBIBYTE for result in results])
+    if np.isfinite(peaks).any():
+        memory.plot(steps, peaks, **STYLES[1])
+        memory.set_ylim(0, 1.1 * np.nanmax(peaks))
+    else:
+        memory.text(0.5, 0.5, "cannot be read here", transform=memory.transAxes, ha="center")
+    memory.set_ylabel("peak memory of the process (MiB)")
+    memory.set_title("Memory", fontsize=10, loc="left")
+    for axes in (times, memory):
+        against_k(axes, steps)
+    words = [f"k = {k}: {t:.1f} ms, {m:.0f} MiB" for k, t, m in zip(steps, middle, peaks)]
+    return _finished(figure, times, "", words, results)
+
+
+def speed(cells: Sequence[dict], network: str = "lenet") -> Figure:
+    """The time of an update of one network in units of the big batch's: a line for each way, a tick for each k x b.
+
+    Args:
+        cells: {"network", "way", "k", "b", "ratio"} each, as benchmarks/ measures them.
+        network: whose.
+    """
+    cells = [cell for cell in cells if cell["network"] == network]
+    if not cells:
+        raise ValueError(f"cells must hold some of the network. Received: none of {network!r}")
+    figure = Figure(figsize=(8, 5), dpi=100, layout="constrained")
+    axes = figure.subplots()
+    shapes = list(dict.fromkeys((cell["k"], cell["b"]) for cell in cells))
+    words, again = [], [{}, {"markerfacecolor": "white"}, {"color": "grey"}]  # there are more ways than styles
+    for number, way in enumerate(dict.fromkeys(cell["way"] for cell in cells)):
+        own = {(cell["k"], cell["b"]): cell["ratio"] for cell in cells if cell["way"] == way}
+        look = STYLES[number % len(STYLES)] | again[number // len(STYLES)]
+        axes.plot([shapes.index(shape) for shape in own], list(own.values()), label=way, **look)
+        words.append(f"{way}: " + ", ".join(f"{k} x {b} {ratio:.2f}" for (k, b), ratio in own.items()))
+    axes.set(yscale="log", xlabel="k x b", ylabel="time of an update / the big batch's")
+    axes.set_xticks(range(len(shapes)), labels=[f"{k} x {b}" for k, b in shapes])
+    plain_numbers(axes)
+    return _finished(figure, axes, f"Speed of an update, {network}; the big batch is 1", words)
+
+
+def labels(experiments: Sequence[Experiment]) -> list[str]:
+    """What tells experiments apart, in the words of their fields.
+
+    >>> labels([Experiment(accumulation_steps=5), Experiment(accumulation_steps=1, microbatch_size=100)])
+    ['k = 5, b = 20', 'k = 1, b = 100']
+    """
+    short = {"accumulation_steps": "k", "microbatch_size": "b", "towers": "T"}
+    values = {f.name: [getattr(e, f.name) for e in experiments] for f in fields(Experiment)}
+    order = ["method", "accumulation_steps", "microbatch_size"]
+    names = [*order, *(name for name in values if name not in (*order, "eval_every", "seeds"))]
+    telling = [name for name in names if len(set(values[name])) > 1] or ["method"]
+
+    def spell(name: str, value) -> str:
+        return f"{short.get(name, name.replace('_', ' '))} = {value}" if not isinstance(value, str) else value
+
+    return [", ".join(spell(name, values[name][i]) for name in telling) for i in range(len(experiments))]
+
+
+def _series(results: Sequence[Result]):
+    names = labels([result.experiment for result in results])
+    return [(result, name, STYLES[i % len(STYLES)]) for i, (result, name) in enumerate(zip(results, names))]
+
+
+def _figure(results: Sequence[Result], columns: int = 1):
+    if not results or not all(isinstance(result, Result) for result in results):
+        raise ValueError(f"a figure needs a list of results, at least one. Received: {results!r}")
+    figure = Figure(figsize=(8, 4.2), dpi=100, layout="constrained")
+    return figure, figure.subplots(1, columns)
+
+
+def _finished(figure, axes, title, words, results=()) -> Figure:
+    """The finish of every figure: title, legend, grid, what did not go well, and the text alternative."""
+    gone = [ending for result in results for ending in result.endings if ending != "finished"]
+    total = sum(len(result.endings) for result in results)
+    faults = [f"{gone.count(name)} of {total} seeds {name}" for name in ("diverged", "stopped") if name in gone]
+    if title:
+        axes.set_title("; ".join([title, *faults]), fontsize=10, loc="left")
+    named = axes.get_legend_handles_labels()
+    if named[0]:
+        figure.legend(*named, loc="outside lower center", ncols=min(3, len(named[0])), fontsize=9, frameon=False)
+    for each in figure.axes:
+        each.grid(alpha=0.25)
+        each.spines[["top", "right"]].set_visible(False)
+    figure.set_label(". ".join([title or "Time and memory against k", *faults, *words]) + ".")
+    return figure
+
+
+def _mean_and_deviation(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Over the seeds that have a value (a seed that ended early has none any more); 0 deviation for a single one."""
+    there = np.isfinite(values)
+    count = there.sum(axis=0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = np.where(there, values, 0).sum(axis=0) / count
+        squares = np.where(there, (values - mean) ** 2, 0).sum(axis=0)
+    return mean, np.sqrt(squares / np.maximum(count - 1, 1))
+
+
+def _smooth(values: np.ndarray, smoothing: float) -> np.ndarray:
+    return np.where(np.isfinite(values), noise.running_mean(values, smoothing), np.nan)
+
+
+def _horizontal(result: Result, against: str) -> np.ndarray:
+    """Where on the horizontal axis each update of each seed is, shape (seed, update)."""
+    if against == "updates":
+        return np.broadcast_to(np.arange(1, result.accuracies.shape[1] + 1.0), result.accuracies.shape)
+    if against == "examples":
+        return result.examples
+    return np.cumsum(result.update_seconds, axis=1)
+
+
+def noise_of(result: Result) -> tuple[float, float, float]:
+    """The windows' standard deviation, the law's, and a micro-batch's: root mean squares over updates and seeds."""
+
+    def root_mean_square(values) -> float:
+        squares = np.square(np.concatenate(values))
+        return float(np.sqrt(np.mean(squares[np.isfinite(squares)])))
+
+    lengths = [(i, n) for i, n in enumerate(result.sound_updates) if n > 2]
+    if not lengths:
+        return (np.nan,) * 3
+    windows = root_mean_square([noise.successive_std(result.window_losses[i, :n], 0.0) for i, n in lengths])
+    if result.losses.shape[2] < 2:
+        return windows, windows, windows
+    found = [noise.loss_noise_along(result.losses[i, :n], result.weights[i, :n], 0.0) for i, n in lengths]
+    return windows, root_mean_square([f.law for f in found]), root_mean_square([f.microbatch for f in found])

@@ -1,0 +1,1 @@
+"""AccumulationLab: the lab that notebooks show."""

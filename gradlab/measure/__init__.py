@@ -1,0 +1,3 @@
+"""Measurements: the noise of losses and gradients, and memory."""
+
+from gradlab.measure import noise as noise

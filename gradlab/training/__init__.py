@@ -1,0 +1,3 @@
+"""What stands behind `gradlab.microbatched` and `gradlab.Trainer`."""
+
+from gradlab.training import clipping as clipping

@@ -1,0 +1,133 @@
+"""The benchmark measures every way on every shape and writes its tables; what it measures is not judged here."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from paths import ROOT
+
+from benchmarks import growth, guard, memory, networks, report, speed, worker
+from gradlab.lab.figures import plots
+
+CELLS = [
+    {
+        "network": "lenet",
+        "way": way,
+        "k": k,
+        "b": b,
+        "setting": "x",
+        "milliseconds": ratio,
+        "spread": [1, 2],
+        "ratio": ratio,
+    }
+    for way, ratio in (("big batch", 1.0), ("gradlab", 1.5))
+    for k, b in speed.SHAPES["lenet"]
+]
+
+
+def parameters(network) -> int:
+    return sum(int(np.prod(shape)) for shape in network.model.shapes.values())
+
+
+@pytest.mark.parametrize("name", speed.SHAPES)
+def test_every_framework_has_the_same_network(name):
+    """As many parameters in Keras, PyTorch and JAX as in gradlab: they time the same thing."""
+    from benchmarks.tensorflow_ways import keras_model
+
+    network = networks.build(name)
+    assert keras_model(network).count_params() == parameters(network)
+    torch_ways = pytest.importorskip(
+        "benchmarks.torch_ways", reason="PyTorch is not installed (extra bench)", exc_type=ImportError
+    )
+    assert sum(weight.numel() for weight in torch_ways.module(network).parameters()) == parameters(network)
+
+
+def test_jax_s_network_is_gradlab_s():
+    jax_ways = pytest.importorskip(
+        "benchmarks.jax_ways", reason="JAX is not installed (extra bench)", exc_type=ImportError
+    )
+    import jax
+
+    network = networks.build("dense")
+    x, y = worker.batch(network, 8)
+    weights, mean_loss = jax_ways.functions(network)
+    ours = network.model.losses(network.model.initial_weights(0), x, y).numpy().mean()
+    np.testing.assert_allclose(mean_loss(weights, x, y, jax.random.key(0)), ours, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_it_measures_every_way_and_writes_nothing_unasked(tmp_path):
+    command = [sys.executable, "-m", "benchmarks", "--tables", "speed", "--networks", "dense", "--repeats", "1"]
+    before = (ROOT / "README.md").read_text()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    table = done.stdout[done.stdout.index("**Dense") :].splitlines()
+    rows = {row.split("|")[1].strip(): row for row in table if row.startswith("| ")}
+    from benchmarks.tensorflow_ways import WAYS
+
+    assert set(WAYS) <= set(rows) and not [row for row in rows.values() if "| - |" in row]
+    assert rows["big batch"].count("(1.00)") == len(speed.SHAPES["dense"])
+    assert (ROOT / "README.md").read_text() == before
+
+
+@pytest.mark.slow
+def test_memory_and_growth_are_measured():
+    assert memory.growth("tensorflow-auto", "gradlab", "dense", 5, 20) > 1
+    assert memory.growth("tensorflow-auto", "no such way", "dense", 5, 20) is None
+    assert min(growth.workers(2)) > 0
+
+
+def test_growth_in_words():
+    of_k = [{"k": k, "milliseconds": 1.5, "mebibytes": m} for k, m in ((1, 10.0), (512, 11.0))]
+    of_parameters = [{"parameters": p, "milliseconds": 2 * p, "mebibytes": 8 * p} for p in (1.0, 100.0)]
+    of_towers = [{"towers": n, "workers": n, "milliseconds": 10.0 * n, "mebibytes": 5 * n} for n in (1, 2)]
+    found = {"k": of_k, "parameters": of_parameters, "towers": of_towers, "workers": of_towers}
+    table = growth.as_table(found)
+    assert "ms a micro-batch | 1 | 512 | 1.5 to 1.5 | 10 to 11 |" in table
+    assert "ms an update | 1 | 100 | 2 to 200 | 8 to 800 |" in table
+    assert "MiB each | 1 | 2 | 10 to 20 | 5 to 10 |" in table
+
+
+def test_tables_and_figure_of_known_cells():
+    table = speed.as_table(CELLS, "lenet")
+    assert table.splitlines()[0].endswith("| 1 x 100 | 5 x 20 | 10 x 10 | 20 x 5 | 100 x 1 |")
+    assert "| gradlab | 1.5 (1.50) |" in table
+    assert "gradlab: 1 x 100 1.50" in plots.speed(CELLS).get_label()
+    with pytest.raises(ValueError, match="cells must hold some of the network. Received: none of 'vgg16'"):
+        plots.speed(CELLS, "vgg16")
+    words = report.as_markdown({"speed": {"cells": CELLS, "missing": ["torch"]}})
+    assert "**LeNet" in words and "Left out, because not installed: torch." in words
+
+
+def test_readme_holds_what_was_measured():
+    """The tables in README are those of the committed JSON, digit by digit: nobody wrote them by hand."""
+    found = report.read()
+    readme = (ROOT / "README.md").read_text()
+    assert report.between_markers(readme, report.as_markdown(found)) == readme
+    assert set(found) == {"speed", "memory", "growth", "training", "environment"}
+    assert set(found["speed"]["rounds"]) == set(speed.SHAPES) and min(found["speed"]["rounds"].values()) >= 7
+    with pytest.raises(ValueError, match="README must hold the markers"):
+        report.between_markers("no markers", "tables")
+
+
+def test_the_guard_sees_what_is_slower_and_only_that():
+    recorded = json.loads(guard.RECORDED.read_text())
+    assert set(recorded) == set(guard.CASES)
+    assert guard.too_slow(recorded, recorded) == []
+    slower = recorded | {"lenet 20x5": 1.31 * recorded["lenet 20x5"]}
+    assert len(guard.too_slow(slower, recorded)) == 1
+
+
+def test_a_worker_says_what_went_wrong_and_goes_on():
+    asked = speed.Worker("tensorflow-auto")
+    try:
+        with pytest.raises(RuntimeError, match="nothing, dense, 1 x 8, tensorflow-auto: KeyError"):
+            asked.seconds("nothing", "dense", 1, 8, 1)
+        assert asked.seconds("big batch", "dense", 1, 8, 1) > 0
+        with pytest.raises(RuntimeError, match="the process ended, or took longer than 0.01 s"):
+            asked.seconds("gradlab", "lenet", 5, 20, 1000, limit=0.01)
+        assert asked.seconds("big batch", "dense", 1, 8, 1) > 0
+    finally:
+        asked.close()

@@ -1,0 +1,326 @@
+"""The five methods: each gives the large batch's update, and a check that says so is seen to fail on planted bugs."""
+
+import functools
+
+import numpy as np
+import pytest
+import reference
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gradlab import static_graph
+from gradlab import towers as gradlab_towers
+from gradlab.accumulator import GradientAccumulator
+from gradlab.lab.experiments import methods, models, optimizers
+from gradlab.window import Window
+
+settings.register_profile("gradlab", deadline=None, max_examples=40)
+settings.load_profile("gradlab")
+
+OPTIMIZERS = optimizers.OPTIMIZERS
+# (method, towers)
+WAYS = [("large_batch", 1), ("microbatched", 1)] + [
+    (name, towers) for name in ("towers", "placeholders", "variables") for towers in (1, 2, 3)
+]
+SCHEDULE = (0.125, 0.0625, 0.25, 0.03125)  # the learning rate of each update; exact in float32
+
+
+def _logits(w, x, dropout_seed):
+    hidden = tf.tanh(tf.matmul(x, w["hidden/kernel"]) + w["hidden/bias"])
+    return tf.matmul(hidden, w["logits/kernel"]) + w["logits/bias"]
+
+
+TINY = models.Model("tiny", (4,), reference.SHAPES, _logits)
+
+
+def build(name, towers, optimizer, clip_norm=None, dtype="float64"):
+    config = optimizers.OptimizerConfig(optimizer, clip_norm=clip_norm, **reference.HYPERPARAMETERS)
+    return methods.build(name, TINY, config, towers=towers, dtype=dtype)
+
+
+built = functools.lru_cache(maxsize=None)(build)
+
+
+def distance(ours: dict, theirs: dict) -> float:
+    """The largest difference of two sets of weights, relative to the largest weight."""
+    largest = max(np.abs(value).max() for value in theirs.values())
+    return max(np.abs(np.asarray(ours[name], np.float64) - theirs[name]).max() for name in theirs) / largest
+
+
+def check(method, optimizer, clip_norm=None, schedule=SCHEDULE, tolerance=1e-12):
+    """Fails unless the method follows the reference: ragged windows, weights, clipping, a schedule, four updates."""
+    start = reference.initial_weights()
+    expected = reference.Trainer(optimizer, start, clip_norm)
+    method.reset(start)
+    for number, (examples, rate) in enumerate(zip((11, 8, 3, 10), SCHEDULE)):
+        x, labels = reference.batch(examples, seed=number)
+        weights = np.random.default_rng(number).uniform(0.5, 2, examples)
+        loss = expected.update(x, labels, weights, rate)
+        seen = method.update(x, labels, 4, schedule[number], weights)
+        assert abs(seen.loss - loss) < tolerance * 10
+        assert abs(seen.weights.sum() - weights.sum()) < tolerance * 100
+    assert distance(method.weights(), expected.w) < tolerance
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.25])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(("name", "towers"), WAYS)
+def test_every_method_gives_the_update_of_the_numpy_reference(name, towers, optimizer, clip_norm):
+    check(built(name, towers, optimizer, clip_norm), optimizer, clip_norm)
+
+
+def test_clipping_is_at_work_in_these_checks():
+    with pytest.raises(AssertionError):
+        check(built("variables", 1, "sgd", 0.25), "sgd", clip_norm=None)
+
+
+@given(
+    name_and_towers=st.sampled_from(WAYS[1:]),
+    optimizer=st.sampled_from(OPTIMIZERS),
+    dtype_and_tolerance=st.sampled_from([("float64", 1e-12), ("float32", 1e-5)]),
+    microbatch_size=st.integers(1, 9),
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=3),
+    weighted=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+def test_every_method_gives_the_large_batch_s_update(
+    name_and_towers, optimizer, dtype_and_tolerance, microbatch_size, sizes, weighted, seed
+):
+    dtype, tolerance = dtype_and_tolerance
+    ours, theirs = built(*name_and_towers, optimizer, 0.5, dtype), built("large_batch", 1, optimizer, 0.5, dtype)
+    generator = np.random.default_rng(seed)
+    start = reference.initial_weights(seed)
+    ours.reset(start)
+    theirs.reset(start)
+    for size in sizes:
+        x, labels = reference.batch(size, seed)
+        weights = generator.uniform(0, 2, size) if weighted else None
+        seen = ours.update(x, labels, microbatch_size, 0.125, weights)
+        whole = theirs.update(x, labels, size, 0.125, weights)
+        assert abs(seen.loss - whole.loss) < tolerance * 10
+    assert distance(ours.weights(), theirs.weights()) < tolerance
+
+
+# ---- planted bugs: the check is trusted because it fails on each of them ----
+
+
+def _sum_for_mean(monkeypatch):
+    mean = GradientAccumulator.mean
+    monkeypatch.setattr(GradientAccumulator, "mean", lambda self: [g * self.weight for g in mean(self)])
+
+
+def _sum_for_mean_over_towers(monkeypatch):
+    average = gradlab_towers.average_gradients
+    monkeypatch.setattr(gradlab_towers, "average_gradients", lambda g, w: [(m * len(g), v) for m, v in average(g, w)])
+
+
+def _sum_for_mean_on_the_host(monkeypatch):
+    average = static_graph.average_on_host
+    monkeypatch.setattr(static_graph, "average_on_host", lambda g, w: [mean * len(g) for mean in average(g, w)])
+
+
+def _divide_by_k(monkeypatch):
+    add = GradientAccumulator.add
+    monkeypatch.setattr(GradientAccumulator, "add", lambda self, gradients, weight: add(self, gradients, 1.0))
+
+
+def _divide_by_k_on_the_host(monkeypatch):
+    average = static_graph.average_on_host
+    monkeypatch.setattr(static_graph, "average_on_host", lambda g, w: average(g, np.ones(len(w))))
+
+
+def _towers_counted_equal(monkeypatch):
+    average = gradlab_towers.average_gradients
+    monkeypatch.setattr(gradlab_towers, "average_gradients", lambda g, w: average(g))
+
+
+def _micro_batches_counted_equal(monkeypatch):
+    def window_gradients(loss, variables, batch, weights, microbatch_size, **options):
+        parts = []
+        for step in range(3):  # the check's windows have at most three micro-batches of four
+            rows = slice(4 * step, 4 * step + 4)
+            with tf.GradientTape() as tape:
+                weight = tf.reduce_sum(weights[rows])
+                mean = tf.math.divide_no_nan(
+                    tf.reduce_sum(loss((batch[0][rows], batch[1][rows]), step) * weights[rows]), weight
+                )
+            parts.append((tape.gradient(mean, variables), mean, weight))
+        count = tf.cast(-(-tf.shape(weights)[0] // 4), weights.dtype)
+        gradients = [tf.add_n(column) / count for column in zip(*(g for g, *_ in parts))]
+        weights = tf.stack([w for *_, w in parts])
+        return Window(gradients, tf.stack([m for _, m, _ in parts]), weights, tf.zeros_like(weights))
+
+    monkeypatch.setattr(methods, "window_gradients", window_gradients)
+
+
+def _drop_the_tail(monkeypatch):
+    for kind in (methods._CompiledMethod, methods._StaticGraphMethod):
+        update = kind.update
+
+        def dropping(self, x, labels, b, rate, weights, update=update):
+            whole = max(len(x) // b * b, 1)
+            return update(self, x[:whole], labels[:whole], b, rate, weights[:whole])
+
+        monkeypatch.setattr(kind, "update", dropping)
+
+
+def _clip_each_micro_batch(monkeypatch):
+    def compute_gradients(self, loss, variables):
+        gradients, variables = zip(*self._inner.compute_gradients(loss, variables))
+        if self._clip_norm is None:
+            return list(zip(gradients, variables))
+        return list(zip(tf.clip_by_global_norm(gradients, self._clip_norm)[0], variables))
+
+    monkeypatch.setattr(optimizers._ClipAndDecay, "compute_gradients", compute_gradients)
+
+
+def _stale_accumulator(monkeypatch):
+    monkeypatch.setattr(GradientAccumulator, "zero", lambda self: tf.no_op())
+
+
+PLANTS = [
+    (_sum_for_mean, "variables", 1),
+    (_sum_for_mean, "towers", 2),
+    (_sum_for_mean_over_towers, "towers", 2),
+    (_sum_for_mean_on_the_host, "placeholders", 1),
+    (_divide_by_k, "variables", 1),
+    (_divide_by_k_on_the_host, "placeholders", 1),
+    (_towers_counted_equal, "towers", 3),
+    (_micro_batches_counted_equal, "microbatched", 1),
+    (_drop_the_tail, "microbatched", 1),
+    (_drop_the_tail, "variables", 1),
+    (_clip_each_micro_batch, "variables", 1),
+    (_clip_each_micro_batch, "placeholders", 1),
+    (_stale_accumulator, "variables", 1),
+]
+
+
+@pytest.mark.parametrize(("plant", "name", "towers"), PLANTS)
+def test_a_planted_bug_is_caught(plant, name, towers, monkeypatch):
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        for clip_norm in (None, 0.25):  # clipping hides a wrong scale, and only clipping shows where it is done
+            check(build(name, towers, "sgd", clip_norm), "sgd", clip_norm)
+
+
+@pytest.mark.parametrize(("name", "towers"), WAYS)
+def test_a_schedule_that_counts_micro_batches_is_caught(name, towers):
+    counted = [SCHEDULE[min(3, micro_batches)] for micro_batches in (0, 3, 5, 6)]
+    with pytest.raises(AssertionError):
+        check(built(name, towers, "sgd"), "sgd", schedule=counted)
+
+
+# ---- the rest of the protocol ----
+
+
+@pytest.mark.parametrize(("name", "towers"), WAYS)
+def test_reset_forgets_the_optimizer_s_past(name, towers):
+    method = built(name, towers, "adamw", 0.25)
+    check(method, "adamw", 0.25)
+    check(method, "adamw", 0.25)
+
+
+@pytest.mark.parametrize(("name", "towers"), WAYS)
+def test_the_losses_are_those_of_the_micro_batches(name, towers):
+    method = built(name, towers, "sgd")
+    start = reference.initial_weights()
+    method.reset(start)
+    x, labels = reference.batch(10)
+    seen = method.update(x, labels, 4, 0.125)
+    if name == "large_batch":
+        expected = [10]
+    elif towers == 1:
+        expected = [4, 4, 2]
+    else:
+        # a run takes towers * 4 examples and splits what it has as equally as it can
+        expected = [4, 4, 1, 1] if towers == 2 else [3, 3, 4]
+    assert seen.weights.tolist() == expected
+    ends = np.cumsum(expected)
+    for loss, begin, end in zip(seen.losses, ends - expected, ends):
+        part = reference.loss_and_gradients(start, x[begin:end], labels[begin:end], np.ones(end - begin))[0]
+        assert abs(loss - part) < 1e-12
+
+
+def test_the_compiled_methods_trace_once_for_any_size(monkeypatch):
+    traces, update = [], methods._CompiledMethod._update
+    monkeypatch.setattr(methods._CompiledMethod, "_update", lambda *args: traces.append(1) or update(*args))
+    for name in ("large_batch", "microbatched"):
+        traces.clear()
+        method = build(name, 1, "adam")
+        method.reset(reference.initial_weights())
+        for size, microbatch_size in ((10, 4), (7, 2), (64, 1), (1, 5)):
+            method.update(*reference.batch(size), microbatch_size, 0.125)
+        assert len(traces) == 1
+
+
+def test_micro_batches_in_flight_change_no_bit():
+    """Sums are handed from one micro-batch to the next, so that their order is always the same."""
+    model, found = models.lenet(), []
+    rng = np.random.default_rng(0)
+    x, labels = rng.random([50, 28, 28, 1], np.float32), rng.integers(0, 10, 50)
+    for in_flight in (1, 2, 5):
+        method = methods.Microbatched(model, optimizers.OptimizerConfig("adam"), in_flight=in_flight)
+        method.reset(model.initial_weights(0))
+        for number in range(3):
+            method.update(x, labels, 4, 1e-3, dropout_seed=(0, 13 * number))
+        found.append(method.weights())
+    for other in found[1:]:
+        for name, value in found[0].items():
+            np.testing.assert_array_equal(value, other[name])
+
+
+def test_methods_with_the_same_seeds_drop_the_same_units():
+    """Dropout makes the large batch another function: masks are drawn for micro-batches. The methods still agree."""
+    model, config = models.lenet(), optimizers.OptimizerConfig("sgd")
+    generator = np.random.default_rng(0)
+    x, labels = generator.random((7, 28, 28, 1), np.float32), generator.integers(0, 10, 7)
+    weights = {}
+    for name in ("large_batch", "microbatched", "variables", "placeholders", "towers"):
+        method = methods.build(name, model, config)
+        method.reset(model.initial_weights(0))
+        method.update(x, labels, 3, 0.125, dropout_seed=(5, 0))
+        weights[name] = method.weights()
+    for name in ("variables", "placeholders", "towers"):
+        assert distance(weights[name], weights["microbatched"]) < 1e-5
+    assert distance(weights["large_batch"], weights["microbatched"]) > 1e-3
+
+
+X, LABELS = reference.batch(6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (dict(microbatch_size=0), "microbatch_size must be a positive integer. Received: 0"),
+        (dict(microbatch_size=-1), "microbatch_size must be a positive integer. Received: -1"),
+        (dict(microbatch_size=2.5), "microbatch_size must be a positive integer. Received: 2.5"),
+        (dict(microbatch_size=True), "microbatch_size must be a positive integer. Received: True"),
+        (dict(features=X[:, :3]), r"features must have the shape \(examples, 4\). Received: \(6, 3\)"),
+        (dict(labels=LABELS[:5]), "same number of examples, at least one. Received: 6, 5, 5"),
+        (dict(features=X[:0], labels=LABELS[:0]), "same number of examples, at least one. Received: 0, 0, 0"),
+        (dict(labels=LABELS + 1), "labels must be classes from 0 to 2. Received: 3"),
+        (dict(labels=LABELS + 0.5), "labels must be integers. Received: float64"),
+        (dict(weights=np.zeros(6)), "weights must be finite, 0 or more, and not all 0"),
+        (dict(weights=[1, 1, 1, 1, 1, -1]), "weights must be finite, 0 or more, and not all 0"),
+    ],
+)
+@pytest.mark.parametrize("name", ["microbatched", "variables"])
+def test_bad_input_gets_one_sentence(name, arguments, sentence):
+    good = dict(features=X, labels=LABELS, microbatch_size=2, learning_rate=0.1)
+    with pytest.raises(ValueError, match=sentence):
+        built(name, 1, "sgd").update(**good | arguments)
+
+
+def test_unknown_names_list_the_known():
+    config = optimizers.OptimizerConfig()
+    with pytest.raises(ValueError, match="method must be one of large_batch, towers, .* Received: 'magic'"):
+        methods.build("magic", TINY, config)
+    with pytest.raises(ValueError, match="optimizer must be one of sgd, momentum, adam, adamw. Received: 'lion'"):
+        optimizers.OptimizerConfig("lion")
+    with pytest.raises(ValueError, match='towers must be 1 for method "microbatched".* Received: 2'):
+        methods.build("microbatched", TINY, config, towers=2)
+    with pytest.raises(ValueError, match=r"towers must be at most 3, .*setup\(towers=9\).* Received: 9"):
+        methods.build("towers", TINY, config, towers=9)
+    with pytest.raises(ValueError, match="clip_norm must be a finite number above 0. Received: 0"):
+        optimizers.OptimizerConfig(clip_norm=0)

@@ -1,0 +1,205 @@
+"""Trainings: repeatable, the same for every method, within their budget, and stopped within a micro-batch."""
+
+import itertools
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from gradlab.lab.experiments import datasets, methods, models, training
+from gradlab.lab.experiments.experiment import Experiment
+from gradlab.lab.experiments.training import Stop, train, windows
+
+QUICK = dict(model="dense", microbatch_size=7, accumulation_steps=3, updates=6, eval_every=4)
+
+
+def losses(updates):
+    return np.array([update.loss for update in updates])
+
+
+def test_an_epoch_is_cut_into_windows_and_a_ragged_tail():
+    made = list(windows(Experiment(microbatch_size=10_000, accumulation_steps=2, updates=7), seed=0))
+    assert [len(rows) for rows in made] == [20_000, 20_000, 15_000, 20_000, 20_000, 15_000, 20_000]
+    first, second = np.concatenate(made[:3]), np.concatenate(made[3:6])
+    assert np.array_equal(np.sort(first), np.arange(55_000)) and np.array_equal(np.sort(second), np.arange(55_000))
+    assert not np.array_equal(first, second)
+
+
+def test_a_budget_of_examples_is_kept_to_the_example():
+    made = list(windows(Experiment(microbatch_size=10_000, accumulation_steps=2, examples=90_001), seed=0))
+    assert [len(rows) for rows in made] == [20_000, 20_000, 15_000, 20_000, 15_001]
+    way = Experiment(model="dense", method="microbatched", microbatch_size=7, accumulation_steps=3, examples=50)
+    updates = list(train(way))
+    assert [update.weights.tolist() for update in updates] == [[7, 7, 7], [7, 7, 7], [7, 1]]
+    assert [update.progress for update in updates] == [0.42, 0.84, 1.0]
+    assert updates[-1].accuracy is not None
+
+
+def test_a_budget_of_seconds_is_reached_and_not_overrun():
+    way = Experiment(model="dense", method="microbatched", seconds=0.2, eval_every=3)
+    updates = list(train(way))
+    spent = np.cumsum([update.seconds for update in updates])
+    assert spent[-2] < 0.2 <= spent[-1]
+    assert updates[-1].progress == 1 and updates[-1].accuracy is not None
+
+
+def test_the_same_experiment_gives_the_same_bits():
+    for method in ("microbatched", "variables"):
+        way = Experiment(method=method, **QUICK)
+        first, second = (b"".join(u.losses.tobytes() for u in train(way, seed=2)) for _ in range(2))
+        assert first == second
+        assert first != b"".join(u.losses.tobytes() for u in train(way, seed=3))
+
+
+def test_every_method_trains_alike():
+    """Same seed, so the same weights and examples: the windows' losses agree, whichever way the update is made."""
+    expected = losses(train(Experiment(method="large_batch", **QUICK), seed=1))
+    for method, towers, steps in (
+        ("microbatched", 1, 3),
+        ("variables", 1, 3),
+        ("placeholders", 1, 3),
+        ("towers", 1, 3),
+        ("towers", 3, 1),
+        ("variables", 3, 1),
+    ):
+        way = Experiment(method=method, towers=towers, **QUICK | dict(accumulation_steps=steps))
+        np.testing.assert_allclose(losses(train(way, seed=1)), expected, rtol=1e-5)
+
+
+def test_updates_tell_what_happened():
+    updates = list(train(Experiment(**QUICK)))
+    assert [update.number for update in updates] == [1, 2, 3, 4, 5, 6]
+    assert [update.accuracy is not None for update in updates] == [False, False, False, True, False, True]
+    assert all(update.weights.tolist() == [7, 7, 7] and update.seconds > 0 for update in updates)
+
+
+def test_the_accuracy_is_that_of_the_test_images():
+    way = Experiment(**QUICK)
+    network = models.build("dense")
+    weights = network.initial_weights(0)
+    mnist = datasets.load()
+    guesses = np.argmax(network.logits(weights, mnist.test_images, None), axis=1)
+    expected = (guesses == mnist.test_labels).mean()
+    assert float(training.accuracy_measure("mnist", "dense")(weights)) == pytest.approx(expected, abs=1e-6)
+    assert 0.05 < expected < 0.2  # not trained yet
+    assert list(train(way))[-1].accuracy > expected
+
+
+@pytest.mark.slow
+def test_it_really_learns():
+    way = Experiment(model="dense", method="microbatched", updates=300, eval_every=300)
+    updates = list(train(way))
+    assert updates[-1].accuracy > 0.9
+    assert losses(updates)[-50:].mean() < 0.5 < losses(updates)[:5].mean()
+
+
+def test_a_training_that_diverges_ends():
+    way = Experiment(**QUICK | dict(optimizer="sgd", learning_rate=1e30, updates=50))
+    updates = list(train(way))
+    assert len(updates) < 10
+    assert not np.isfinite(updates[-1].loss) and updates[-1].accuracy is not None
+
+
+def test_two_trainings_at_once_do_not_share_their_weights():
+    way = Experiment(**QUICK)
+    alone = losses(train(way, seed=5)), losses(train(way, seed=6))
+    together = np.array([(a.loss, b.loss) for a, b in zip(train(way, seed=5), train(way, seed=6))]).T
+    assert np.array_equal(together, alone)
+
+
+def test_a_method_is_used_again_and_given_back_when_a_training_is_left():
+    way = Experiment(**QUICK | dict(method="placeholders", optimizer="momentum"))
+    idle = training._idle[training._kind(way)]
+    updates = train(way)
+    list(itertools.islice(updates, 2))
+    assert len(idle) == 0
+    updates.close()
+    assert len(idle) == 1
+    built = idle[0]
+    list(train(way))
+    assert idle == [built]
+
+
+def test_a_bad_seed_gets_one_sentence():
+    with pytest.raises(ValueError, match="seed must be an integer of 0 or more. Received: -1"):
+        next(train(Experiment(**QUICK), seed=-1))
+
+
+def test_gradient_norms_are_those_of_the_gradients():
+    """Against gradients computed apart, at the first weights, where every micro-batch's rows are known."""
+    import tensorflow as tf
+
+    network, mnist = models.build("dense"), datasets.load()
+    way = Experiment(**QUICK)
+    weights = {name: tf.constant(value) for name, value in network.initial_weights(4).items()}
+
+    def norm(rows):
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            loss = tf.reduce_mean(network.losses(weights, mnist.train_images[rows], mnist.train_labels[rows]))
+        return np.sqrt(sum(np.sum(np.square(g)) for g in tape.gradient(loss, weights).values()))
+
+    rows = next(windows(way, seed=4))
+    for method in methods.METHODS:
+        first = next(train(Experiment(method=method, **QUICK), seed=4))
+        parts = [rows] if method == "large_batch" else np.split(rows, 3)
+        np.testing.assert_allclose(first.gradient_norms, [norm(part) for part in parts], rtol=1e-5)
+        np.testing.assert_allclose(first.window_gradient_norm, norm(rows), rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["microbatched", "variables", "placeholders"])
+def test_a_stop_takes_a_micro_batch_and_not_a_window(method):
+    way = Experiment(method=method, model="lenet", microbatch_size=1, accumulation_steps=1000, updates=3)
+    stop, asked = Stop(), []
+
+    def ask():
+        asked.append(time.perf_counter())
+        stop.set()
+
+    updates = train(way, stop=stop)
+    began = time.perf_counter()
+    first = next(updates)
+    window = time.perf_counter() - began
+    timer = threading.Timer(window / 10, ask)
+    timer.start()
+    assert list(updates) == []
+    assert time.perf_counter() - asked[0] < window / 4
+    assert len(first.losses) == 1000
+    # The method is whole again for the next training.
+    again = next(train(way, stop=Stop()))
+    assert np.array_equal(again.losses, first.losses)
+
+
+def test_a_stop_set_before_and_one_set_after_do_no_harm():
+    stop = Stop()
+    stop.set()
+    assert list(train(Experiment(**QUICK), stop=stop)) == []
+    late = Stop()
+    assert len(list(train(Experiment(**QUICK), stop=late))) == 6
+    late.set()
+    assert len(list(train(Experiment(**QUICK)))) == 6
+
+
+def test_a_gradient_that_is_not_finite_ends_the_training_too(monkeypatch):
+    """A gradient can overflow while the loss is still a number."""
+    seen = methods.Microbatches(np.ones(2), np.ones(2), np.array([1.0, np.inf]), np.inf)
+    monkeypatch.setattr(methods.Microbatched, "update", lambda *args, **kwargs: seen)
+    way = Experiment(**QUICK | dict(method="microbatched"))
+    updates = list(train(way))
+    assert len(updates) == 1 and updates[0].diverged and updates[0].accuracy is not None
+
+
+def test_no_two_micro_batches_of_a_training_draw_the_same_masks(monkeypatch):
+    drawn = []
+    update = methods.Microbatched.update
+
+    def noting(self, features, *arguments, dropout_seed=(0, 0)):
+        drawn.append((len(features), dropout_seed))
+        return update(self, features, *arguments, dropout_seed=dropout_seed)
+
+    monkeypatch.setattr(methods.Microbatched, "update", noting)
+    list(
+        train(Experiment(model="dense", method="microbatched", microbatch_size=7, accumulation_steps=3, examples=50), 4)
+    )
+    assert drawn[-3:] == [(21, (4, 0)), (21, (4, 3)), (8, (4, 6))]

@@ -1,0 +1,75 @@
+"""The toy: its closed form against a long descent, its arithmetic, its picture."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from gradlab.lab.widget import toy
+
+
+@pytest.mark.parametrize(("k", "rate", "noise"), [(1, 0.3, 2.0), (5, 0.3, 2.0), (20, 0.1, 1.0), (3, 1.1, 0.5)])
+def test_the_floor_is_where_a_long_descent_settles(k, rate, noise):
+    losses = toy.descend(k, rate, noise, updates=60_000).losses[200:]
+    assert np.mean(losses) == pytest.approx(toy.noise_floor(k, rate, noise), rel=0.05)
+
+
+def test_the_floor_is_halved_by_twice_the_micro_batches():
+    assert toy.noise_floor(10) == pytest.approx(toy.noise_floor(5) / 2)
+    assert toy.noise_floor(5, 0.001) == pytest.approx(toy.noise_floor(5, 0.002) / 2, rel=1e-2)
+
+
+def test_an_update_is_the_mean_gradient_times_the_rate():
+    made = toy.descend(4, 0.25)
+    at, after = made.path[made.looked_at], made.path[made.looked_at + 1]
+    np.testing.assert_allclose(after, at - 0.25 * made.mean)
+    assert made.gradients.shape == (4, 2) and made.path.shape == (61, 2)
+    np.testing.assert_allclose(made.losses[0], (toy.CURVATURE * toy.START**2).sum() / 2)
+
+
+def test_the_picture_and_its_words():
+    scene = toy.Scene()
+    for k in (1, 20):
+        png, words = scene.picture(toy.descend(k))
+        assert f"Toy: {k} micro-batch gradients" in words and "settles near" in words
+        assert png.startswith(b"\x89PNG")
+
+
+def test_a_picture_shows_its_own_descent_alone():
+    """Only what moves is drawn anew: nothing of an earlier picture may remain, and the new must be there."""
+    scene = toy.Scene()
+    first, second = (scene.picture(toy.descend(k))[0] for k in (3, 20))
+    assert first != second
+    assert scene.picture(toy.descend(3))[0] == first == toy.Scene().picture(toy.descend(3))[0]
+    assert len(scene._valley.get_children()) == len(toy.Scene()._valley.get_children())  # nothing heaps up
+
+
+def test_the_thick_arrow_points_where_the_update_leads():
+    descent = toy.descend(5)
+    scene = toy.Scene()
+    _, gradients, mean, *_ = toy._draw_descent(scene._valley, scene._losses, descent)
+    step = descent.path[descent.looked_at + 1] - descent.path[descent.looked_at]
+    arrow = np.array([mean.U[0], mean.V[0]])
+    np.testing.assert_allclose(arrow / np.linalg.norm(arrow), step / np.linalg.norm(step))
+    np.testing.assert_allclose([gradients.U.mean(), gradients.V.mean()], arrow)
+
+
+def test_it_needs_no_tensorflow():
+    picture = "toy.Scene().picture(toy.descend(3))"
+    program = f"import sys; from gradlab.lab import toy; {picture}; assert 'tensorflow' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((0,), "accumulation_steps must be a positive integer. Received: 0"),
+        ((3, 1.25), "learning_rate must be below 1.25, or the toy diverges. Received: 1.25"),
+        ((3, 0.1, -1.0), "noise must be a finite number above 0. Received: -1.0"),
+        ((3, 0.1, 1.0, 0), "updates must be a positive integer. Received: 0"),
+    ],
+)
+def test_bad_input_gets_one_sentence(arguments, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        toy.descend(*arguments)

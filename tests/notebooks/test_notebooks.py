@@ -1,0 +1,179 @@
+"""The notebooks as they are committed; nbval runs them (make test), here is what nbval does not look at."""
+
+import importlib
+import itertools
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from paths import ROOT
+
+import gradlab
+
+COURSE = sorted((ROOT / "notebooks").glob("*.ipynb"))
+SOLUTIONS = sorted((ROOT / "notebooks" / "solutions").glob("*.ipynb"))
+NOTEBOOKS = [*COURSE, *SOLUTIONS]
+BOTH = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+ONLY_COURSE = pytest.mark.parametrize("path", COURSE, ids=lambda path: path.stem)
+
+
+@pytest.fixture
+def cells(path):
+    return json.loads(path.read_text())["cells"]
+
+
+def source(cell) -> str:
+    return "".join(cell["source"])
+
+
+def code(cells) -> list:
+    return [cell for cell in cells if cell["cell_type"] == "code"]
+
+
+def prose(cells) -> str:
+    return "\n".join(source(cell) for cell in cells if cell["cell_type"] == "markdown")
+
+
+def printed(cell) -> str:
+    return "".join("".join(output.get("text", "")) for output in cell.get("outputs", []))
+
+
+def test_ten_notebooks_and_their_solutions():
+    assert [path.name[:2] for path in COURSE] == [f"{number:02d}" for number in range(10)]
+    assert [path.name for path in SOLUTIONS] == [path.name for path in COURSE]
+
+
+@BOTH
+def test_executed_top_to_bottom_from_a_fresh_kernel(cells):
+    assert [cell["execution_count"] for cell in code(cells)] == list(range(1, len(code(cells)) + 1))
+    assert all(source(cell).strip() for cell in code(cells))
+
+
+@BOTH
+def test_no_error_and_no_stderr_is_committed(cells):
+    for cell in cells:
+        for output in cell.get("outputs", []):
+            assert output["output_type"] != "error"
+            assert output.get("name") != "stderr"
+
+
+@BOTH
+def test_no_path_of_a_machine_and_no_stored_widgets(path):
+    text = path.read_text()
+    assert not re.search(r"/(home|root|Users|work|tmp)/", text)
+    assert len(text) < 1_000_000
+    assert "widget-state" not in text
+
+
+@BOTH
+def test_headings_begin_with_one_title_and_skip_no_level(cells):
+    levels = []
+    for cell in cells:
+        if cell["cell_type"] == "markdown":
+            levels += [len(marks) for marks in re.findall(r"^(#+) ", source(cell), flags=re.M)]
+    assert levels[0] == 1 and levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+
+
+@ONLY_COURSE
+def test_the_first_cell_promises_and_says_how_long(cells):
+    assert "You will be able to" in source(cells[0]) and re.search(r"\*\*Time\*\*: \d+ minutes", source(cells[0]))
+
+
+@ONLY_COURSE
+def test_cells_are_short(cells):
+    lengths = sorted(len(source(cell).splitlines()) for cell in code(cells))
+    assert lengths[len(lengths) // 2] <= 6 and lengths[-1] <= 25
+    assert max(len(line) for cell in code(cells) for line in source(cell).splitlines()) <= 95
+
+
+@ONLY_COURSE
+def test_the_reader_is_asked_before_being_told(cells):
+    assert len(re.findall(r"\*\*Predict", prose(cells))) >= 3 or "Predict, then try" in prose(cells)
+    assert "## What you have seen" in prose(cells)
+
+
+@BOTH
+def test_pictures_can_be_read_aloud(cells):
+    """A figure is shown as an image with a text alternative; a diagram, and a lab, in words too."""
+    for cell in code(cells):
+        for data in (output.get("data", {}) for output in cell["outputs"]):
+            if "image/png" in data and "application/vnd.jupyter.widget-view+json" not in data:
+                assert re.match(r'<img alt="[^"]{20,}"', "".join(data["text/html"]))
+            if "text/vnd.mermaid" in data:
+                assert "accDescr: " in "".join(data["text/vnd.mermaid"]) and data["text/plain"]
+
+
+@BOTH
+def test_links_inside_the_repository_resolve(path, cells):
+    for address in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", prose(cells)):
+        if not address.startswith("http"):
+            assert (path.parent / address).resolve().exists(), address
+
+
+@ONLY_COURSE
+def test_exercises_have_their_form_their_checkers_and_their_solutions(path, cells):
+    """What, why, expected, then a cell that says "not yet"; in the solutions the same checkers say "right"."""
+    start = next(number for number, cell in enumerate(cells) if source(cell).startswith("## Exercises")) + 1
+    tasks = [cell for cell in cells[start:] if re.match(r"### \d+\. ", source(cell))]
+    assert 3 <= len(tasks) <= 5
+    for task in tasks:
+        assert re.findall(r"^- \*\*(\w+)\*\*: ", source(task), flags=re.M) == ["What", "Why", "Expected"]
+    checked = [re.findall(r"check\.(\w+)\(", source(cell)) for cell in code(cells[start:])]
+    asked = [name for names in checked for name in names]
+    assert len(asked) == len(tasks) == len(set(asked))
+    for cell in code(cells[start:]):
+        if "check." in source(cell):
+            assert "..." in source(cell) and printed(cell).startswith("not yet: ")
+
+    solved = json.loads((path.parent / "solutions" / path.name).read_text())["cells"]
+    answers = {name: printed(cell) for cell in code(solved) for name in re.findall(r"check\.(\w+)\(", source(cell))}
+    assert answers == dict.fromkeys(asked, "right\n")
+
+
+def _used(text: str) -> set[str]:
+    return set(re.findall(r"\bgradlab\.([A-Za-z_]\w*)", text))
+
+
+def test_every_public_name_exists_and_is_taught():
+    every = {path.stem: json.loads(path.read_text())["cells"] for path in COURSE}
+    run = {stem: _used("\n".join(source(cell) for cell in code(cells))) for stem, cells in every.items()}
+    for stem, names in run.items():
+        for name in names:
+            assert hasattr(gradlab, name) or importlib.import_module(f"gradlab.{name}"), f"{stem}: gradlab.{name}"
+    taught = set().union(*run.values())
+    assert set(gradlab.__all__) - {"__version__"} <= taught
+
+
+def test_readme_s_learning_path_lists_each_with_its_minutes():
+    readme = (ROOT / "README.md").read_text()
+    for path in COURSE:
+        minutes = re.search(r"\*\*Time\*\*: (\d+) minutes", path.read_text()).group(1)
+        assert re.search(rf"\| \[{path.name[:2]} [^]]+\]\(notebooks/{path.name}\) \| {minutes} \| .{{20,}} \|", readme)
+
+
+@BOTH
+def test_the_kernel_is_named_so_that_no_dialog_opens(path):
+    assert json.loads(path.read_text())["metadata"]["kernelspec"]["name"] == "python3"
+
+
+@pytest.mark.slow
+def test_a_wrong_output_makes_the_check_fail(tmp_path):
+    """The check that make test runs on the notebooks is seen to fail on an output that is wrong by one digit."""
+    recipe = (ROOT / "Makefile").read_text()
+    assert "--nbval --nbval-sanitize-with tests/nbval_sanitize.cfg" in recipe
+    text = NOTEBOOKS[0].read_text()
+    wrong = text.replace("numpy=array([-16.5, -21.5]", "numpy=array([-16.5, -21.6]", 1)
+    assert wrong != text
+    codes = {}
+    for name, content in (("right.ipynb", text), ("wrong.ipynb", wrong)):
+        (tmp_path / name).write_text(content)
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--nbval"]
+        command += ["--nbval-sanitize-with", str(ROOT / "tests" / "nbval_sanitize.cfg"), str(tmp_path / name)]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
+        codes[name] = done.returncode
+        if name == "wrong.ipynb":
+            assert "-21.6" in done.stdout
+    assert codes == {"right.ipynb": 0, "wrong.ipynb": 1}

@@ -1,0 +1,43 @@
+"""What a window needs in memory, in processes of their own."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from paths import SUPPORT
+
+WORKER = str(SUPPORT / "memory_worker.py")
+# glibc keeps freed memory for later, more or less as threads happen to run. Like this it gives large pieces back, so
+# that what is measured is what TensorFlow held.
+GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_ARENA_MAX": "1"}
+
+
+def growth(micro_batches, updates):
+    """MiB by which the peak grew, and MiB of the parameters."""
+    command = [sys.executable, WORKER, str(micro_batches), str(updates)]
+    done = subprocess.run(command, env={**os.environ, **GIVE_BACK}, capture_output=True, text=True, check=True)
+    return [float(number) for number in re.search(r"growth (\S+) parameters (\S+)", done.stdout).groups()]
+
+
+def least(micro_batches, updates, limit):
+    """The growth, measured again where it is above the limit: chance can only add to what is needed."""
+    for _ in range(3):
+        found = growth(micro_batches, updates)[0]
+        if found <= limit:
+            break
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are read from Linux's /proc")
+def test_a_window_needs_one_example_and_one_accumulator_however_long_it_is():
+    """VGG-16, micro-batches of one example, as many of them in each process."""
+    one, parameters = growth(0, 16)
+    limit = 1.15 * (one + parameters)  # an accumulator is as large as the parameters
+    short = least(8, 16, limit)
+    long = least(128, 1, min(limit, 1.05 * short))
+    assert short <= limit and long <= limit, (one, parameters, short, long)
+    assert long <= 1.05 * short, (one, parameters, short, long)

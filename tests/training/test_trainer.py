@@ -1,0 +1,422 @@
+"""Trainer: its updates against the large batch's, its options against references, its resumption against bits."""
+
+import itertools
+
+import keras
+import large_batch
+import numpy as np
+import pytest
+import tensorflow as tf
+from large_batch import OPTIMIZERS
+
+import gradlab
+from gradlab.training import batch_norm
+from gradlab.training.dataset_windows import Windows
+
+
+def large_batches(family, windows, optimizer="adam", loss=None, **kwargs):
+    """The weights and losses of Keras' own updates, one a window."""
+    large = large_batch.LargeBatch(large_batch.build(family))
+    large.compile(OPTIMIZERS[optimizer](**kwargs), **(loss or large_batch.loss(family)))
+    losses = []
+    for window in windows:
+        large.reset_metrics()
+        losses.append(np.ravel(large.train_on_batch(*window))[0])
+    return large.model.get_weights(), losses
+
+
+def trainer_for(family, microbatch_size, strategy=None, optimizer="adam", loss=None, options=(), **kwargs):
+    with (strategy or tf.distribute.get_strategy()).scope():
+        model = large_batch.build(family)
+        optimizer = OPTIMIZERS[optimizer](**kwargs)
+    loss = loss or large_batch.loss(family)
+    return gradlab.Trainer(
+        model, optimizer, microbatch_size=microbatch_size, strategy=strategy, **loss, **dict(options)
+    )
+
+
+def rows(nest, start, stop):
+    return tf.nest.map_structure(lambda part: part[start:stop], nest)
+
+
+def assert_equal_weights(found, expected, tolerance=1e-12):
+    scale = max(abs(weights).max() for weights in expected)
+    for one, other in zip(found, expected):
+        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance * scale)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("family", ["dense", "two_by_two", "masked_and_whole"])
+def test_uneven_windows_give_the_large_batch_s_update(family, replicas, float64, two_devices):
+    """With two devices each sees other examples, in graph mode, and a window of one example leaves one without any."""
+    x, y = large_batch.data(family, 31)
+    windows = [rows((x, y), start, stop) for start, stop in ((0, 13), (13, 14), (14, 31))]
+    expected, losses = large_batches(family, windows, global_clipnorm=0.25, weight_decay=0.125)
+    strategy = two_devices if replicas == 2 else None
+    trainer = trainer_for(family, 3, strategy, global_clipnorm=0.25, weight_decay=0.125)
+    steps = [trainer.step(*window) for window in windows]
+    assert_equal_weights(trainer.model.get_weights(), expected)
+    np.testing.assert_allclose([step.loss for step in steps], losses, rtol=1e-6)  # Keras' losses are kept in float32
+    assert [step.update for step in steps] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adafactor", "lamb", "lion"])
+def test_optimizers_on_two_devices(optimizer, float64, two_devices):
+    x, y = large_batch.data("shared", 19)
+    windows = [rows((x, y), 0, 8), rows((x, y), 8, 19)]
+    expected, _ = large_batches("shared", windows, optimizer)
+    trainer = trainer_for("shared", 3, two_devices, optimizer)
+    for window in windows:
+        trainer.step(*window)
+    assert_equal_weights(trainer.model.get_weights(), expected)
+
+
+def test_what_a_step_shows(float64):
+    x, y = large_batch.data("shared", 10)
+    trainer = trainer_for("shared", 4)
+    model, loss = trainer.model, large_batch.loss("shared")["loss"]
+    expected = []
+    for start in (0, 4, 8):
+        part, target = rows((x, y), start, start + 4)
+        with tf.GradientTape() as tape:
+            mean = loss(target, model(part))
+        gradients = tape.gradient(mean, [v.value for v in model.trainable_variables])
+        expected.append((float(mean), sum(float(tf.reduce_sum(g**2)) for g in gradients)))
+    with tf.GradientTape() as tape:
+        mean = loss(y, model(x))
+    whole = tape.gradient(mean, [v.value for v in model.trainable_variables])
+    step = trainer.step(x, y)
+    np.testing.assert_allclose(step.window_squared_norm, sum(float(tf.reduce_sum(g**2)) for g in whole), rtol=1e-12)
+    np.testing.assert_allclose(np.transpose([step.losses, step.squared_norms]), expected, rtol=1e-12)
+    assert step.weights.tolist() == [4, 4, 2] and step.skipped == 0 and step.applied
+
+
+def test_norms_are_the_gradients_not_the_scaled_ones():
+    """A loss scale of 1024 multiplies the gradients inside, and none of the numbers that a step tells."""
+    x, y = large_batch.data("shared", 10)
+    steps = []
+    for scaled in (False, True):
+        sgd = keras.optimizers.SGD(0.0)
+        optimizer = keras.optimizers.LossScaleOptimizer(sgd, 1024.0) if scaled else sgd
+        steps.append(
+            gradlab.Trainer(large_batch.build("shared"), optimizer, large_batch.loss("shared")["loss"], 4).step(x, y)
+        )
+    one, other = steps
+    np.testing.assert_allclose(other.losses, one.losses, rtol=1e-6)
+    np.testing.assert_allclose(other.squared_norms, one.squared_norms, rtol=1e-5)
+    np.testing.assert_allclose(other.window_squared_norm, one.window_squared_norm, rtol=1e-5)
+
+
+def test_accumulation_grows_while_training(float64):
+    """The schedule counts updates; an epoch's last window is what is left of it."""
+    x, y = large_batch.data("shared", 31)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(7)
+    trainer = trainer_for("shared", 3, options={"accumulation": lambda update: 1 + update})
+    steps = trainer.fit(dataset, 7, verbose=False)
+    sizes = [3, 6, 9, 12, 1, 18, 13]
+    assert [step.weights.sum() for step in steps] == sizes
+    edges = np.cumsum([0, *sizes[:5]]).tolist()
+    windows = [rows((x, y), start, stop) for start, stop in itertools.pairwise(edges)]
+    windows += [rows((x, y), 0, 18), rows((x, y), 18, 31)]
+    assert_equal_weights(trainer.model.get_weights(), large_batches("shared", windows)[0])
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_micro_batch_that_is_not_finite_is_left_out(replicas, float64, two_devices):
+    strategy = two_devices if replicas == 2 else None
+    x, y = large_batch.data("shared", 12)
+    bad = x.copy()
+    bad[4, 1], bad[5, 0] = np.nan, np.inf  # both in the second of six micro-batches
+    trainer = trainer_for("shared", 2, strategy, options={"skip_nonfinite": True})
+    step = trainer.step(bad, y)
+    assert (step.skipped, step.applied, step.update) == (1, True, 1) and np.isfinite(step.loss)
+    assert sorted(step.weights) == [0, 2, 2, 2, 2, 2]
+    kept = np.delete(np.arange(12), [4, 5])
+    assert_equal_weights(trainer.model.get_weights(), large_batches("shared", [(x[kept], y[kept])])[0])
+
+    before = [v.numpy() for v in (*trainer.model.variables, *trainer.optimizer.variables)]
+    step = trainer.step(np.full_like(x, np.nan), y)
+    assert (step.skipped, step.applied, step.update) == (6, False, 1)
+    for variable, value in zip((*trainer.model.variables, *trainer.optimizer.variables), before):
+        np.testing.assert_array_equal(variable.numpy(), value)
+
+
+def test_without_skipping_one_bad_micro_batch_spoils_the_update():
+    x, y = large_batch.data("shared", 12)
+    x[4, 1] = np.nan
+    trainer = trainer_for("shared", 2)
+    assert trainer.step(x, y).skipped == 0
+    assert not np.isfinite(trainer.model.get_weights()[0]).all()
+
+
+def test_accumulator_dtype():
+    """4,000 gradients of about 0.1: their sum in float32 has lost digits that a sum in float64 keeps."""
+    x = np.random.default_rng(0).uniform(0.0, 0.2, (4000, 1)).astype("float32")
+    exact = x.astype("float64").mean()
+    errors = {}
+    for dtype in (None, "float64"):
+        model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1, use_bias=False)])
+        model.set_weights([np.zeros((1, 1))])
+        mean = keras.losses.MeanAbsoluteError()
+        trainer = gradlab.Trainer(model, keras.optimizers.SGD(1.0), mean, 1, accumulator_dtype=dtype)
+        trainer.step(x, np.ones((4000, 1), "float32"))
+        errors[dtype] = abs(float(model.get_weights()[0][0, 0]) - exact)
+    assert errors["float64"] < 1e-8 < errors[None] < 1e-5
+
+
+def test_tokens_instead_of_examples(float64):
+    ids, _ = large_batch.data("embedding", 13)
+    model = lambda: keras.Sequential([keras.Input([5], dtype="int32"), keras.layers.Embedding(7, 3)])  # noqa: E731
+    tokens = np.random.default_rng(0).integers(0, 3, (13, 5))
+    entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    start = np.random.default_rng(1).normal(size=(7, 3))
+
+    small = model()
+    small.set_weights([start])
+    counted = gradlab.Trainer(
+        small, keras.optimizers.SGD(0.5), entropy, 3, weight_fn=lambda x, y: tf.cast(y > 0, tf.float64)
+    )
+    step = counted.step(ids, tokens)
+
+    # By hand: softmax minus one-hot, over the tokens whose label is not 0.
+    table, gradient, total = start.copy(), np.zeros_like(start), 0.0
+    for row, labels in zip(ids, tokens):
+        for token, label in zip(row, labels):
+            if label > 0:
+                odds = np.exp(table[token] - table[token].max())
+                total -= np.log(odds[label] / odds.sum())
+                gradient[token] += odds / odds.sum() - np.eye(3)[label]
+    count = (tokens > 0).sum()
+    np.testing.assert_allclose(small.get_weights()[0], start - 0.5 * gradient / count, rtol=1e-12)
+    assert step.loss == pytest.approx(total / count, rel=1e-12) and step.weights.sum() == count
+
+
+def test_adaptive_clipping_of_the_mean(float64):
+    generator = np.random.default_rng(0)
+    x, y, kernel = generator.normal(size=(10, 4)), generator.normal(size=(10, 3)), generator.normal(size=(4, 3)) * 0.2
+    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(3, use_bias=False)])
+    model.set_weights([kernel])
+    trainer = gradlab.Trainer(model, keras.optimizers.SGD(0.5), "mse", 3, adaptive_clipping=0.75)
+    trainer.step(x, y)
+    gradient = 2 / 30 * x.T @ (x @ kernel - y)
+    norms, largest = np.linalg.norm(gradient, axis=0), 0.75 * np.linalg.norm(kernel, axis=0)
+    assert (norms > largest).any() and (norms < largest).any()
+    clipped = gradient * np.minimum(1, largest / norms)
+    np.testing.assert_allclose(model.get_weights()[0], kernel - 0.5 * clipped, rtol=1e-12)
+
+
+def test_batch_normalization_on_two_devices(float64, two_devices):
+    generator = np.random.default_rng(0)
+    x, y = generator.normal(3, 2, (11, 4)), generator.normal(size=(11, 1))
+    with two_devices.scope():
+        norm = keras.layers.BatchNormalization(momentum=0.5)
+        model = keras.Sequential([keras.Input([4]), norm, keras.layers.Dense(1)])
+        optimizer = keras.optimizers.SGD(0.125)
+    trainer = gradlab.Trainer(model, optimizer, "mse", 3, two_devices)
+    with pytest.warns(UserWarning, match="batch_normalization.* normalizes each micro-batch"):
+        trainer.step(x, y)
+    np.testing.assert_allclose(norm.moving_mean.numpy(), 0.5 * x.mean(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(norm.moving_variance.numpy(), 0.5 + 0.5 * x.var(axis=0), rtol=1e-6)
+    copies = two_devices.experimental_local_results(norm.moving_mean.value)
+    np.testing.assert_array_equal(*(copy.numpy() for copy in copies))
+
+
+def test_synchronized_batch_normalization_is_refused_on_several_devices(two_devices):
+    with two_devices.scope():
+        norm = keras.layers.BatchNormalization(synchronized=True, name="norm")
+        model = keras.Sequential([keras.Input([4]), norm, keras.layers.Dense(1)])
+        optimizer = keras.optimizers.SGD()
+    with pytest.raises(ValueError, match=r"^norm must not be synchronized: .*GroupNormalization.* on 2 replicas$"):
+        gradlab.Trainer(model, optimizer, "mse", 3, two_devices).step(np.ones((4, 4)), np.ones((4, 1)))
+    batch_norm.check(model, replicas=1)
+
+
+def dropped(strategy=None):
+    """A model that remembers: dropout's seeds, Adam's moments, a shuffled dataset."""
+    keras.utils.set_random_seed(0)
+    layers = [keras.Input([4]), keras.layers.Dense(8, "relu"), keras.layers.Dropout(0.5), keras.layers.Dense(3)]
+    model = keras.Sequential(layers)
+    entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return gradlab.Trainer(model, keras.optimizers.Adam(0.05), entropy, 3)
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.mark.parametrize("form, accumulation", [("dataset", None), ("function", lambda update: 1 + update // 3)])
+def test_a_run_that_was_interrupted_ends_with_the_same_bits(form, accumulation, tmp_path):
+    x, y = large_batch.data("dense", 31)
+
+    def batches():
+        whole = tf.data.Dataset.from_tensor_slices((x, y))
+        if form == "dataset":
+            return whole.shuffle(31, seed=7).batch(8)
+        return lambda epoch: whole.shuffle(31, seed=epoch).batch(8)
+
+    def train(interrupted_at=None):
+        def on_update(step):
+            seen.append(step.update)
+            if step.update == interrupted_at:
+                raise Interrupted
+
+        trainer = dropped()
+        trainer._accumulation = accumulation
+        trainer.fit(batches(), 14, tmp_path / str(interrupted_at is None), 4, on_update, verbose=False)
+        return [v.numpy() for v in (*trainer.model.variables, *trainer.optimizer.variables)]
+
+    seen = []
+    whole = train()
+    for at in (2, 10):
+        with pytest.raises(Interrupted):
+            train(interrupted_at=at)
+    (tmp_path / "False").rename(tmp_path / "resumed")
+    (tmp_path / "True").rename(tmp_path / "whole")
+    (tmp_path / "resumed").rename(tmp_path / "True")
+    seen.clear()
+    for one, other in zip(train(), whole):
+        np.testing.assert_array_equal(one, other)
+    assert seen[0] == 9  # after the checkpoint at 8
+
+
+def test_a_finished_run_is_not_run_again(tmp_path):
+    data = tf.data.Dataset.from_tensor_slices(large_batch.data("dense", 8)).batch(8)
+    first = dropped()
+    assert len(first.fit(data, 3, tmp_path, verbose=False)) == 3
+    second = dropped()
+    assert second.fit(data, 3, tmp_path, verbose=False) == [] and second.updates == 3
+    np.testing.assert_array_equal(first.model.get_weights()[0], second.model.get_weights()[0])
+
+
+def test_a_checkpoint_that_was_not_finished_does_not_count(tmp_path):
+    """What a process leaves that is killed while it writes: files, but no word that they are the latest."""
+    data = tf.data.Dataset.from_tensor_slices(large_batch.data("dense", 8)).batch(8)
+    dropped().fit(data, 2, tmp_path, verbose=False)
+    for name in ("ckpt-3.index", "ckpt-3.data-00000-of-00001", "checkpoint.tmp123"):
+        (tmp_path / name).write_bytes(b"half")
+    resumed = dropped()
+    assert [step.update for step in resumed.fit(data, 3, tmp_path, verbose=False)] == [3]
+    assert [step.update for step in dropped().fit(data, 4, tmp_path, verbose=False)] == [4]
+
+
+def test_windows_hold_every_example_once_an_epoch():
+    batches = [(np.arange(start, start + n),) for start, n in ((0, 3), (3, 5), (8, 1))]
+    sizes = iter([4, 2, 7, 5])
+    windows = Windows(lambda epoch: batches, lambda: next(sizes))
+    assert [next(windows)[0].tolist() for _ in range(4)] == [[0, 1, 2, 3], [4, 5], [6, 7, 8], [0, 1, 2, 3, 4]]
+
+
+def test_texts_of_other_lengths_leave_the_length_open():
+    model = keras.Sequential([keras.Input([None], dtype="int32"), keras.layers.Embedding(7, 2), keras.layers.GRU(3)])
+    trainer = gradlab.Trainer(model, "sgd", "mse", 2)
+    compiled = []
+    for length in (4, 5, 6, 7, 4):
+        trainer.step(np.ones((3, length), "int32"), np.ones((3, 3), "float32"))
+        compiled.append(trainer._compiled)
+    assert len(set(map(id, compiled))) == 2
+
+
+def test_fit_shows_progress(capsys):
+    data = tf.data.Dataset.from_tensor_slices(large_batch.data("dense", 8)).batch(8)
+    dropped().fit(data, 3)
+    assert "3/3" in capsys.readouterr().out
+
+
+def model_of(*layers):
+    return keras.Sequential([keras.Input([4]), *layers])
+
+
+def bad_window(*window):
+    return lambda: trainer_for("shared", 3).step(*window)
+
+
+ONE, SCALED = model_of(keras.layers.Dense(1)), keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
+TEXTS = large_batch.data("masked_and_whole", 4)
+X, Y = large_batch.data("shared", 6)
+REFUSED = {
+    "lengths": (bad_window(X, Y[:5]), "x, y and sample_weight must have the same number of examples. Received: 6 5"),
+    "labels": (bad_window(X, np.array([0, 1, 2, 3, 9, 0])), "labels must be classes from 0 to 2. Received: 3"),
+    "negative labels": (
+        bad_window(X, np.array([0, 1, 2, 0, -1, 0])), "labels must be classes from 0 to 2. Received: -1",
+    ),
+    "empty window": (bad_window(X[:0], Y[:0]), "A window must hold at least one example. Received: 0"),
+    "empty dataset": (
+        lambda: trainer_for("shared", 3).fit(tf.data.Dataset.from_tensor_slices((X, Y)).take(0).batch(2), 1),
+        "dataset must hold at least one example. Received: none in epoch 0",
+    ),
+    "not built": (
+        lambda: gradlab.Trainer(keras.Sequential([keras.layers.Dense(1)], name="open"), "sgd", "mse", 3),
+        "model must be built, so that its weights are there: give it an Input, or call it on a batch once. "
+        "Received: open, which is not built",
+    ),
+    "nothing to train": (
+        lambda: gradlab.Trainer(model_of(keras.layers.Dense(1, trainable=False)), "sgd", "mse", 3),
+        r"A model must have trainable variables to be trained. Received: \S+, with none among its 2 variables",
+    ),
+    "not a model": (lambda: gradlab.Trainer(3, "sgd", "mse", 3), "model must be a keras.Model. Received: 3"),
+    "updates": (
+        lambda: trainer_for("shared", 3).fit([], 0), "updates must be a positive integer. Received: 0",
+    ),
+    "schedule": (
+        lambda: trainer_for("shared", 3, options={"accumulation": lambda update: 1.5}).fit([(X, Y)], 2),
+        r"accumulation\(update\) must be a positive integer. Received: 1.5",
+    ),
+    "clipping": (
+        lambda: trainer_for("shared", 3, options={"adaptive_clipping": -1}),
+        "adaptive_clipping must be a finite number above 0. Received: -1",
+    ),
+    "scale and skip": (
+        lambda: gradlab.Trainer(ONE, SCALED, "mse", 3, skip_nonfinite=True),
+        "skip_nonfinite must be False with a LossScaleOptimizer, which learns its scale from what is not finite. "
+        "Received: True",
+    ),
+    "accumulated twice": (
+        lambda: gradlab.Trainer(ONE, keras.optimizers.SGD(gradient_accumulation_steps=4), "mse", 3),
+        "gradient_accumulation_steps must be None: microbatch_size does its work. Received: 4",
+    ),
+    "several divisors and skip": (
+        lambda: trainer_for("masked_and_whole", 3, options={"skip_nonfinite": True}).step(*TEXTS),
+        "skip_nonfinite needs losses that all divide by the number of examples, or one loss alone. "
+        "Received: losses that divide by own, examples",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals(case):
+    call, sentence = REFUSED[case]
+    with pytest.raises(ValueError, match=f"^{sentence}$"):
+        call()
+
+
+@pytest.mark.parametrize("value", [0, -1, 2.5, "4", True, None])
+def test_microbatch_size_is_a_positive_integer(value):
+    for call in (
+        lambda: trainer_for("shared", value),
+        lambda: gradlab.microbatched(large_batch.build("shared"), value),
+    ):
+        with pytest.raises(ValueError, match=f"^microbatch_size must be a positive integer. Received: {value!r}$"):
+            call()
+
+
+def test_a_model_or_optimizer_of_another_scope(two_devices):
+    with two_devices.scope():
+        inside = large_batch.build("shared")
+    outside = large_batch.build("shared")
+    rule = "must be made in the strategy's scope: `with strategy.scope\\(\\):`"
+    with pytest.raises(ValueError, match=f"^model {rule}. Received: .*, made outside of MirroredStrategy's$"):
+        gradlab.Trainer(outside, "sgd", "mse", 3, two_devices)
+    with pytest.raises(ValueError, match=f"^optimizer {rule}. Received: SGD, made outside of MirroredStrategy's$"):
+        gradlab.Trainer(inside, keras.optimizers.SGD(name="SGD"), "mse", 3, two_devices)
+    with pytest.raises(
+        ValueError,
+        match="^model must be trained with the strategy in whose scope it was made. Received: strategy=None$",
+    ):
+        gradlab.Trainer(inside, "sgd", "mse", 3)
+
+
+def test_checkpoints_of_another_model(tmp_path):
+    data = tf.data.Dataset.from_tensor_slices(large_batch.data("dense", 8)).batch(8)
+    dropped().fit(data, 1, tmp_path, verbose=False)
+    with pytest.raises(ValueError, match="^checkpoint_dir must hold checkpoints of this model and optimizer, or none"):
+        trainer_for("convolutional", 3).fit(data, 1, tmp_path)
