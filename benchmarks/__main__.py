@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--big", type=int, default=7, help="rounds of VGG-16's times, at most")
     parser.add_argument("--processes", type=int, default=3, help="how often memory and growth are measured")
     parser.add_argument("--ways", nargs="+", help="memory: measure only these, and keep the others' figures")
-    parser.add_argument("--write", action="store_true", help="to data/results/bench.json and between README's markers")
+    parser.add_argument("--write", action="store_true", help="to data/results/bench.json and benchmarks/RESULTS.md")
     arguments = parser.parse_args()
 
     def speeds():

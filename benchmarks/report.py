@@ -1,4 +1,4 @@
-"""What was measured, as JSON, as tables, as a figure: README's tables stand between markers and are written here."""
+"""Writes the measurements as JSON, as a figure, and as the tables between the markers in RESULTS.md."""
 
 import json
 import pathlib
@@ -9,7 +9,7 @@ from benchmarks import growth, memory, speed
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 JSON = ROOT / "data" / "results" / "bench.json"
 FIGURE = ROOT / "data" / "results" / "bench.png"
-README = ROOT / "README.md"
+RESULTS = ROOT / "benchmarks" / "RESULTS.md"
 MARKERS = "<!-- bench -->", "<!-- /bench -->"
 TITLES = {
     "lenet": "LeNet with dropout, 100 examples an update",
@@ -31,13 +31,13 @@ def read() -> dict:
 
 
 def write(found: dict) -> None:
-    """Writes the JSON, the figure and README's tables."""
+    """Writes the JSON, the figure and the tables in RESULTS.md."""
     JSON.write_text(json.dumps(found, indent=1) + "\n")
     if "speed" in found:
         from gradlab.lab.figures import plots, style
 
         FIGURE.write_bytes(style.to_png(plots.speed(found["speed"]["cells"]), compression=9))
-    README.write_text(between_markers(README.read_text(), as_markdown(found)))
+    RESULTS.write_text(between_markers(RESULTS.read_text(), as_markdown(found)))
 
 
 def between_markers(text: str, tables: str) -> str:
@@ -48,7 +48,7 @@ def between_markers(text: str, tables: str) -> str:
     """
     first, last = MARKERS
     if first not in text or last not in text:
-        raise ValueError(f"README must hold the markers {first} and {last}. Received: a text without them")
+        raise ValueError(f"RESULTS.md must contain the markers {first} and {last}. Received: a text without them")
     return re.sub(f"{first}.*?{last}", lambda _: f"{first}\n{tables}\n{last}", text, flags=re.S)
 
 

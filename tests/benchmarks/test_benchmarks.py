@@ -60,7 +60,7 @@ def test_jax_s_network_is_gradlab_s():
 @pytest.mark.slow
 def test_it_measures_every_way_and_writes_nothing_unasked(tmp_path):
     command = [sys.executable, "-m", "benchmarks", "--tables", "speed", "--networks", "dense", "--repeats", "1"]
-    before = (ROOT / "README.md").read_text()
+    before = report.RESULTS.read_text()
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     table = done.stdout[done.stdout.index("**Dense") :].splitlines()
@@ -69,7 +69,7 @@ def test_it_measures_every_way_and_writes_nothing_unasked(tmp_path):
 
     assert set(WAYS) <= set(rows) and not [row for row in rows.values() if "| - |" in row]
     assert rows["big batch"].count("(1.00)") == len(speed.SHAPES["dense"])
-    assert (ROOT / "README.md").read_text() == before
+    assert report.RESULTS.read_text() == before
 
 
 @pytest.mark.slow
@@ -101,14 +101,14 @@ def test_tables_and_figure_of_known_cells():
     assert "**LeNet" in words and "Left out, because not installed: torch." in words
 
 
-def test_readme_holds_what_was_measured():
-    """The tables in README are those of the committed JSON, digit by digit: nobody wrote them by hand."""
+def test_the_published_tables_are_the_measured_ones():
+    """The tables in RESULTS.md equal those written from the committed JSON, digit by digit."""
     found = report.read()
-    readme = (ROOT / "README.md").read_text()
-    assert report.between_markers(readme, report.as_markdown(found)) == readme
+    published = report.RESULTS.read_text()
+    assert report.between_markers(published, report.as_markdown(found)) == published
     assert set(found) == {"speed", "memory", "growth", "training", "environment"}
     assert set(found["speed"]["rounds"]) == set(speed.SHAPES) and min(found["speed"]["rounds"].values()) >= 7
-    with pytest.raises(ValueError, match="README must hold the markers"):
+    with pytest.raises(ValueError, match="RESULTS.md must contain the markers"):
         report.between_markers("no markers", "tables")
 
 
