@@ -42,6 +42,6 @@ def microbatches(batch: Any, microbatch_size: int | tf.Tensor, axis: int = 0) ->
 
     def microbatch(step):
         rows = slice(step * microbatch_size, tf.minimum((step + 1) * microbatch_size, examples))
-        return map_tensors(lambda tensor: tensor[(*[slice(None)] * axis, rows)], batch)
+        return map_tensors(lambda tensor: tensor[(slice(None),) * axis + (rows,)], batch)
 
     return steps, microbatch

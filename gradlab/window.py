@@ -105,7 +105,7 @@ def accumulate(
     *,
     record: Callable[[tf.Tensor, list], tf.Tensor] | None = None,
     accumulators: Sequence[tf.Variable] | None = None,
-    loop: Loop = Loop(),  # noqa: B008
+    loop: Loop = Loop(),
 ) -> Sums:
     """Sums the gradients of a batch, one micro-batch at a time.
 

@@ -1,32 +1,37 @@
 """Batch normalization in a window: its moving averages are updated once, from the whole window's statistics.
 
-The honest part first: in training, a BatchNormalization layer normalizes each micro-batch by that micro-batch's own
-mean and variance. So the gradients are not the large batch's, whatever happens to the moving averages, and a warning
-says so. What can be had is had: the moving averages, which evaluation uses, move once per update, and towards the mean
-and variance of all examples of the window, on all replicas. For a layer whose inputs do not come through another
-BatchNormalization these are exactly the large batch's.
+Limitation: in training, a BatchNormalization layer normalizes each micro-batch by that micro-batch's own mean and
+variance. So the gradients differ from those of the large batch, and a warning says so.
+
+What is preserved: the moving averages, which evaluation uses. They are updated once per update, with the mean and
+variance of all examples of the window on all replicas. If the layer's inputs do not depend on another
+BatchNormalization, these are exactly the large batch's.
 """
+
+from typing import Any
 
 import keras
 import tensorflow as tf
 
+from gradlab.training import _keras_internals as internals
+
 WARNING = (
     "{layers} normalizes each micro-batch by its own statistics, so this update is not the large batch's: the smaller "
-    "the micro-batch, the noisier. GroupNormalization and LayerNormalization do not look at other examples. The moving "
-    "averages are updated once per update, from the whole window."
+    "the micro-batch, the noisier. GroupNormalization and LayerNormalization do not depend on other examples. The "
+    "moving averages are updated once per update, from the whole window."
 )
 
 
 class MovingAverages:
     """The moving averages of batch normalization layers over one window.
 
-    The layers run with moving averages of 0, so that what they would assign is (1 - momentum) times the micro-batch's
-    own statistics. `add` sums these over the window's examples: the mean, and the second moment about the old moving
-    average, which keeps the variance from being a small difference of large numbers.
+    The layers run with moving averages of 0, so that the values they would assign are (1 - momentum) times the
+    micro-batch's own statistics. `add` sums these over the window's examples: the mean, and the second moment about the
+    old moving average, which keeps the variance from being a small difference of large numbers.
 
     Args:
         layers: the layers that update their moving averages in training.
-        calls: for each, how often the model calls it (a shared layer updates its averages at each call).
+        calls: for each layer, how often the model calls it. A shared layer updates its averages at each call.
     """
 
     def __init__(self, layers: list, calls: list[int]):
@@ -34,12 +39,12 @@ class MovingAverages:
         self._decays = [layer.momentum**count for layer, count in zip(layers, calls)]
         self.variables = [v for layer in layers for v in (layer.moving_mean, layer.moving_variance)]
 
-    def zeros(self, dtype) -> list:
-        """The sums of an empty window: examples, then for each variable one."""
+    def zeros(self, dtype: Any) -> list:
+        """The sums of an empty window: the number of examples, then one sum for each variable."""
         return [tf.zeros([], dtype), *(tf.zeros(variable.shape, variable.dtype) for variable in self.variables)]
 
-    def add(self, sums: list, scope: keras.StatelessScope, examples) -> list:
-        """The sums with a micro-batch of so many examples, which ran in that scope."""
+    def add(self, sums: list, scope: keras.StatelessScope, examples: tf.Tensor) -> list:
+        """The sums after one more micro-batch with a number of examples, which ran in that scope."""
         total, *moments = sums
         added = [total + tf.cast(examples, total.dtype)]
         for i, (layer, decay) in enumerate(zip(self._layers, self._decays)):
@@ -50,7 +55,7 @@ class MovingAverages:
         return added
 
     def assign(self, sums: list) -> None:
-        """Moves each average once towards the window's; an empty window moves nothing."""
+        """Updates each average once with the window's statistics; an empty window changes nothing."""
         total, *moments = sums
         for i, (layer, decay) in enumerate(zip(self._layers, self._decays)):
             old = layer.moving_mean.value
@@ -62,16 +67,16 @@ class MovingAverages:
             layer.moving_variance.assign(layer.moving_variance.value * (1 - share) + share * variance)
 
 
-def normalizing_layers(model: keras.Model, assigned: dict) -> tuple[list, list[int]]:
+def normalizing_layers(model: keras.Model, assigned: dict[int, int]) -> tuple[list, list[int]]:
     """The model's batch normalization layers whose moving averages were assigned, and how often.
 
     Args:
         model: any Keras model.
-        assigned: for id(variable), how often a forward pass assigned to it.
+        assigned: for each id(variable), how often a forward pass assigned to it.
     """
     layers = [
         layer
-        for layer in model._flatten_layers()
+        for layer in internals.layers_of(model)
         if isinstance(layer, keras.layers.BatchNormalization) and id(layer.moving_mean) in assigned
     ]
     return layers, [assigned[id(layer.moving_mean)] for layer in layers]
@@ -79,7 +84,7 @@ def normalizing_layers(model: keras.Model, assigned: dict) -> tuple[list, list[i
 
 def check(model: keras.Model, replicas: int) -> None:
     """Raises ValueError for a layer that cannot work inside a window on several replicas."""
-    for layer in model._flatten_layers():
+    for layer in internals.layers_of(model):
         if replicas > 1 and isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized:
             raise ValueError(
                 f"{layer.name} must not be synchronized: replicas would wait for each other in every micro-batch, and "

@@ -1,27 +1,31 @@
-"""Adaptive gradient clipping: each unit's gradient is held to a share of its weights' norm."""
+"""Adaptive gradient clipping: limits the gradient of each unit to a share of the norm of its weights."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from gradlab import _checks
 
 
-def clip_adaptively(gradients: Sequence, variables: Sequence, clipping: float = 0.01, eps: float = 1e-3, scale=1.0):
-    """Scales down what is large beside the weights: |gradient| <= clipping * max(|weights|, eps), unit by unit.
+def clip_adaptively(
+    gradients: Sequence, variables: Sequence, clipping: float = 0.01, eps: float = 1e-3, scale: Any = 1.0
+) -> list:
+    """Scales down gradients that are large compared to the weights: |gradient| <= clipping * max(|weights|, eps).
 
-    A unit is what one output of a layer depends on: a column of a dense kernel, a filter of a convolution, a whole bias
-    or scale. Clip the mean over the window, once per update: clipping each micro-batch is another thing.
+    The rule applies to each unit on its own. A unit is all the weights of one output of a layer: a column of a dense
+    kernel, a filter of a convolution, a whole bias or scale. Clip the mean over the window, once per update; clipping
+    each micro-batch gives a different result.
 
     Args:
         gradients: for each variable a tensor of its shape, or None.
         variables: the variables.
-        clipping: the largest ratio, above 0: 0.01 for large batches, more for small ones.
-        eps: the least norm that weights are taken to have, so that zeros can grow.
-        scale: what the gradients were multiplied by, in mixed precision.
+        clipping: the largest ratio of the two norms, above 0: 0.01 for large batches, more for small ones.
+        eps: a lower bound for the norm of the weights, so that weights of 0 can change.
+        scale: the factor by which the gradients were multiplied, in mixed precision.
 
     Returns:
-        The gradients, clipped.
+        The clipped gradients.
 
     Raises:
         ValueError: clipping or eps is not a finite number above 0.
@@ -50,6 +54,6 @@ def _clipped(gradient, weights, clipping, eps, scale):
 
 
 def _norms(tensor):
-    """The norm of each unit, in a shape that broadcasts against the tensor's."""
+    """The norm of each unit, in a shape that broadcasts against the tensor."""
     inputs = list(range(tensor.shape.rank - 1)) or [0]
     return tf.sqrt(tf.reduce_sum(tensor**2, axis=inputs if tensor.shape.rank else None, keepdims=True))

@@ -1,31 +1,29 @@
-"""A Keras loss taken apart into sums and what they divide by, so that micro-batches add up to the large batch.
+"""A Keras loss split into sums and divisors, so that micro-batches add up to the large batch.
 
-Keras gives each batch one number, already divided: by its examples, by the elements that a mask lets through, or by
-the sum of its sample weights, as each loss' `reduction` says. The mean of micro-batches' numbers is the large batch's
-only when every micro-batch divides by the same. So gradlab keeps the two apart.
+Keras gives one number for each batch, already divided: by the number of examples, by the number of elements that a mask
+lets through, or by the sum of the sample weights, depending on the loss' `reduction`. The mean of the micro-batches'
+numbers is the large batch's only if every micro-batch divides by the same number. So gradlab keeps the two apart.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-# Keras exports neither; they are what compile() itself wraps functions with, and how losses and weights are aligned.
-from keras.src.losses.loss import squeeze_or_expand_to_same_rank
-from keras.src.losses.losses import LossFunctionWrapper
-
 from gradlab.averaging import accumulation_dtype
+from gradlab.training import _keras_internals as internals
 
 
 class Term(NamedTuple):
-    """One output's loss over one micro-batch.
+    """The loss of one output over one micro-batch.
 
     Attributes:
-        total: the weighted sum of the losses of its examples (or of their elements), a scalar.
-        divisor: what Keras divides that by in a batch like this one; 1 for the reduction "sum".
-        kind: "examples" when the divisor is proportional to the number of examples, "own" when it depends on a mask or
-            on sample weights, "sum" when there is none.
-        labels: None, or where labels are class numbers: (the labels, the number of classes, one more label allowed).
+        total: the weighted sum of the losses of its examples, or of their elements: a scalar.
+        divisor: the number by which Keras divides that sum for a batch like this one; 1 for the reduction "sum".
+        kind: "examples" if the divisor is proportional to the number of examples, "own" if it depends on a mask or on
+            sample weights, "sum" if there is none.
+        labels: None, or if labels are class numbers: (labels, number of classes, one more label that is allowed).
     """
 
     total: tf.Tensor
@@ -35,39 +33,44 @@ class Term(NamedTuple):
 
 
 class Objective:
-    """The losses of a compiled model, in parts.
+    """The losses of a compiled model, as sums and divisors.
 
     Args:
         loss, loss_weights: as for `keras.Model.compile`.
-        output_names: the model's, to find losses by name.
+        output_names: the names of the model's outputs, to find losses by name.
         by_weight: divide every loss by the sum of its sample weights, whatever its reduction says.
 
     Raises:
-        ValueError: a loss that has no sum over examples: `reduction=None`, or its own way of reducing.
+        ValueError: a loss that is no sum over examples: `reduction=None`, or a reduction of its own.
     """
 
-    def __init__(self, loss, loss_weights=None, output_names=None, by_weight: bool = False):
+    def __init__(
+        self, loss: Any, loss_weights: Any = None, output_names: list[str] | None = None, by_weight: bool = False
+    ):
         self._terms: list[Term] = []
         self._divisors: list | None = None
-        # A model without layers: its compute_loss finds the loss for each output by Keras' own rules.
+        # A model without layers: its compute_loss assigns the losses to the outputs by Keras' own rules.
         self._losses = keras.Model()
         self._losses.output_names = output_names
         if loss is not None:
-            loss = keras.tree.map_structure(lambda one: one and _Parts(one, self._take, by_weight), loss)
+            loss = keras.tree.map_structure(lambda one: one and _SumAndDivisor(one, self._take, by_weight), loss)
             self._losses.compile(loss=loss, loss_weights=loss_weights, jit_compile=False)
         self._empty = loss is None
 
-    def __call__(self, y, y_pred, sample_weight, added: list, examples, divisors: list | None = None):
-        """One micro-batch's loss.
+    def __call__(
+        self, y: Any, y_pred: Any, sample_weight: Any, added: list, examples: Any, divisors: list | None = None
+    ) -> tuple[tf.Tensor, list[Term]]:
+        """The loss of one micro-batch.
 
         Args:
-            y, y_pred, sample_weight: the micro-batch's.
+            y, y_pred, sample_weight: its targets, predictions and weights.
             added: the scalars that layers added to the loss, each a mean over the examples.
-            examples: their number, a scalar tensor.
-            divisors: the window's, one a term, to share in its loss; None: the micro-batch's own.
+            examples: the number of examples, a scalar tensor.
+            divisors: the divisors of the whole window, one for each term, to compute the micro-batch's share in the
+                window's loss. None: its own divisors.
 
         Returns:
-            (loss, terms): the scalar loss, and its `Term`s; added losses come last, as one.
+            (loss, terms): the scalar loss, and its `Term`s. Losses added by layers are the last term.
         """
         self._terms, self._divisors = [], divisors
         losses = [] if self._empty else [self._losses.compute_loss(None, y, y_pred, sample_weight)]
@@ -80,53 +83,29 @@ class Objective:
             raise ValueError("There is no loss to compute: give one to compile, or add one in a layer. Received: None")
         return tf.add_n(losses), self._terms
 
-    def _take(self, term: Term):
-        """Notes a term and gives its share in the loss."""
+    def _take(self, term: Term) -> tf.Tensor:
+        """Keeps a term, and returns its share in the loss."""
         divisor = term.divisor if self._divisors is None else self._divisors[len(self._terms)]
         self._terms.append(term)
         return tf.math.divide_no_nan(term.total, tf.cast(divisor, term.total.dtype))
 
 
-def common_divisor(terms: list[Term]):
-    """What the loss of a micro-batch with these terms was divided by, or None when its terms differ in that."""
+def common_divisor(terms: list[Term]) -> tf.Tensor | None:
+    """The number by which the loss of a micro-batch with these terms was divided; None if the terms differ in it."""
     kinds = {term.kind for term in terms}
     if kinds == {"own"}:
         return terms[0].divisor if len(terms) == 1 else None
     return terms[0].divisor if len(kinds) == 1 else None
 
 
-def label_rules(y, terms: list[Term]) -> list[tuple]:
-    """Which targets are class numbers: (their place in y flattened, the number of classes, one more label or None)."""
-    return [
-        (i, *term.labels[1:])
-        for term in terms
-        if term.labels
-        for i, target in enumerate(tf.nest.flatten(y))
-        if target is term.labels[0]
-    ]
+class _SumAndDivisor(keras.losses.Loss):
+    """A Keras loss that passes its sum and its divisor to a function, and returns the function's result."""
 
-
-def wrong_labels(y, rules: list[tuple]) -> list[tuple]:
-    """For each of the rules: (its sentence, the first label that breaks it, shape (1,) or (0,) when none does)."""
-    found = []
-    for i, classes, also in rules:
-        labels = tf.cast(tf.nest.flatten(y)[i], tf.int64)
-        right = (labels >= 0) & (labels < classes)
-        if also is not None:
-            right |= labels == also
-        rule = f"labels must be classes from 0 to {classes - 1}. Received:"
-        found.append((rule, tf.boolean_mask(labels, ~right)[:1]))
-    return found
-
-
-class _Parts(keras.losses.Loss):
-    """A Keras loss that hands its sum and its divisor to `take`, and returns what that gives."""
-
-    def __init__(self, loss, take, by_weight: bool):
+    def __init__(self, loss: Any, take: Callable[[Term], tf.Tensor], by_weight: bool):
         loss = keras.losses.get(loss)
         if not isinstance(loss, keras.losses.Loss):
-            name = getattr(loss, "__name__", type(loss).__name__).strip("<>")  # "<lambda>" is no name for a scope
-            loss = LossFunctionWrapper(loss, name=name)
+            name = getattr(loss, "__name__", type(loss).__name__).strip("<>")  # a scope cannot be named "<lambda>"
+            loss = internals.loss_of_function(loss, name)
         if loss.reduction in (None, "none"):
             raise ValueError(
                 f"{loss.name} must have a reduction for gradlab to know the large batch's loss: sum_over_batch_size, "
@@ -138,13 +117,13 @@ class _Parts(keras.losses.Loss):
         self._loss, self._hand_in = loss, take
         self._divide_by = "mean_with_sample_weight" if by_weight else loss.reduction
 
-    def __call__(self, y_true, y_pred, sample_weight=None):
-        total = super().__call__(y_true, y_pred, sample_weight)  # "sum": not divided yet
-        mask = _both(getattr(y_pred, "_keras_mask", None), getattr(self._values, "_keras_mask", None))
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> tf.Tensor:
+        total = super().__call__(y_true, y_pred, sample_weight)  # the reduction "sum" leaves it undivided
+        mask = _both(internals.mask_of(y_pred), internals.mask_of(self._values))
         divisor, kind = self._divisor(mask, sample_weight, total.dtype)
         return self._hand_in(Term(total, divisor, kind, self._labels(y_true, y_pred)))
 
-    def call(self, y_true, y_pred):
+    def call(self, y_true: Any, y_pred: Any) -> tf.Tensor:
         self._values = self._loss.call(y_true, y_pred)
         if self._values.shape.rank == 0:
             raise ValueError(
@@ -153,14 +132,14 @@ class _Parts(keras.losses.Loss):
             )
         return self._values
 
-    def _divisor(self, mask, sample_weight, dtype) -> tuple:
+    def _divisor(self, mask, sample_weight, dtype) -> tuple[tf.Tensor, str]:
         if self._divide_by == "sum":
             return tf.ones([], dtype), "sum"
         elements = tf.cast(tf.size(self._values), dtype)
         if self._divide_by == "mean_with_sample_weight" and (mask is not None or sample_weight is not None):
             weights = tf.cast(mask if sample_weight is None else sample_weight, dtype)
             if mask is not None and sample_weight is not None:
-                mask, weights = squeeze_or_expand_to_same_rank(tf.cast(mask, dtype), weights)
+                mask, weights = internals.same_rank(tf.cast(mask, dtype), weights)
                 weights = mask * weights
             return tf.reduce_sum(weights), "own"
         if mask is not None:
@@ -169,13 +148,14 @@ class _Parts(keras.losses.Loss):
         return elements, "examples"
 
     def _labels(self, y_true, y_pred) -> tuple | None:
-        if getattr(self._loss, "fn", None) is not keras.losses.sparse_categorical_crossentropy:
+        function, arguments = internals.function_of_loss(self._loss)
+        if function is not keras.losses.sparse_categorical_crossentropy:
             return None
-        axis = getattr(self._loss, "_fn_kwargs", {}).get("axis", -1)
-        return y_true, y_pred.shape[axis], getattr(self._loss, "ignore_class", None)
+        return y_true, y_pred.shape[arguments.get("axis", -1)], getattr(self._loss, "ignore_class", None)
 
 
 def _both(one, other):
+    """Where both masks let an element through; None is no mask."""
     if one is None or other is None:
         return other if one is None else one
     return tf.cast(one, tf.bool) & tf.cast(other, tf.bool)

@@ -1,41 +1,66 @@
-"""What the replicas of a tf.distribute strategy share: the examples of a window, and one sum."""
+"""The replicas of a tf.distribute strategy: each one's examples, one sum over all, one update on all."""
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
+from gradlab._batches import examples_of, map_tensors, tensors_of
+from gradlab.training import _keras_internals as internals
 
-def replica_rows(window, replicas):
-    """This replica's part of a window that so many replicas share; as equal as can be."""
+
+def rows_of_replica(window: Any, replicas: tf.Tensor) -> Any:
+    """This replica's examples of a window that is shared by a number of replicas, as equally as possible."""
     index = tf.distribute.get_replica_context().replica_id_in_sync_group % replicas
     examples = examples_of(window)
     rows = slice(examples * index // replicas, examples * (index + 1) // replicas)
-    return tf.nest.map_structure(lambda part: None if part is None else part[rows], window)
+    return map_tensors(lambda tensor: tensor[rows], window)
 
 
 def sum_over_replicas(tensors: Any) -> Any:
-    """The sums of a nest of tensors over the replicas, in one all-reduce; None stays None."""
+    """The sums of a nest of tensors over the replicas, with one all-reduce for all of them; None stays None."""
     context = tf.distribute.get_replica_context()
     if context.num_replicas_in_sync == 1:
         return tensors
-    flat = [tensor for tensor in tf.nest.flatten(tensors) if tensor is not None]
+    flat = tensors_of(tensors)
     dtype = tf.float64 if any(tensor.dtype == tf.float64 for tensor in flat) else tf.float32
     packed = tf.concat([tf.reshape(tf.cast(tensor, dtype), [-1]) for tensor in flat], axis=0)
-    parts = tf.split(context.all_reduce(tf.distribute.ReduceOp.SUM, packed), [tf.size(tensor) for tensor in flat])
-    sums = iter(tf.cast(tf.reshape(part, tensor.shape), tensor.dtype) for part, tensor in zip(parts, flat))
-    return tf.nest.map_structure(lambda tensor: None if tensor is None else next(sums), tensors)
+    pieces = tf.split(context.all_reduce(tf.distribute.ReduceOp.SUM, packed), [tf.size(tensor) for tensor in flat])
+    sums = iter(tf.cast(tf.reshape(piece, tensor.shape), tensor.dtype) for piece, tensor in zip(pieces, flat))
+    return map_tensors(lambda tensor: next(sums), tensors)
 
 
-def take_gradients_as_summed(optimizer) -> None:
-    """Keras optimizers sum gradients over the replicas themselves, after clipping them on each: too late, and twice."""
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    if not hasattr(optimizer, "_all_reduce_sum_gradients"):
-        raise ValueError(
-            f"Several replicas need a Keras optimizer, keras.optimizers.Adam and the like. Received: {optimizer!r}"
-        )
-    optimizer._all_reduce_sum_gradients = list
+def apply_gradients(optimizer: Any, gradients: list, variables: list, only_if: tf.Tensor | None = None) -> None:
+    """Applies gradients that are the same on all replicas, once.
+
+    Args:
+        optimizer: a Keras optimizer.
+        gradients, variables: the gradients, already summed over the replicas, and their variables.
+        only_if: a boolean scalar, the same on all replicas. If it is False nothing happens, not even to `iterations`.
+    """
+    context = tf.distribute.get_replica_context()
+    replicas = context.num_replicas_in_sync
+    if replicas > 1:
+        internals.take_gradients_as_summed(optimizer)
+    if only_if is None:
+        optimizer.apply(gradients, variables)
+    elif replicas == 1:
+        tf.cond(only_if, lambda: _zero_after(optimizer.apply(gradients, variables)), lambda: 0)
+    else:
+        # Replicas cannot wait for each other inside a branch, so one branch is taken for all of them together.
+        context.merge_call(_apply_on_each(optimizer, variables), args=(gradients, only_if))
 
 
-def examples_of(x):
-    """The number of examples in a nest of tensors."""
-    return tf.shape(next(tensor for tensor in tf.nest.flatten(x) if tensor is not None))[0]
+def _apply_on_each(optimizer: Any, variables: list) -> Callable:
+    def merged(strategy, gradients, only_if):
+        def apply():
+            strategy.extended.call_for_each_replica(optimizer.apply, args=(gradients, variables))
+            return 0
+
+        tf.cond(strategy.experimental_local_results(only_if)[0], apply, lambda: 0)
+
+    return merged
+
+
+def _zero_after(_: Any) -> int:
+    return 0

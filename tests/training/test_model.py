@@ -16,6 +16,7 @@ from large_batch import FAMILIES, OPTIMIZERS
 
 import gradlab
 from gradlab import window
+from gradlab._batches import examples_of, map_tensors
 from gradlab.training import objective, update
 
 
@@ -54,7 +55,7 @@ def check(family, microbatch_size, *args, tolerance, moved=1e-4, reference=None,
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_gets_the_large_batch_s_update(family, float64):
+def test_every_family_gets_the_update_of_the_large_batch(family, float64):
     x, y = large_batch.data(family, 19)
     check(family, 3, x, y, optimizer="sgd", global_clipnorm=0.5, tolerance=1e-12)
 
@@ -140,7 +141,7 @@ def test_history_and_metrics_are_the_large_batch_s(float64):
     np.testing.assert_allclose(guessed["size"], predicted["size"], rtol=1e-11, atol=1e-12)
 
 
-def test_an_epoch_s_parts_of_the_loss_add_up():
+def test_the_terms_of_the_loss_of_an_epoch_add_up():
     """Keras weighs each batch's parts alike, the ragged tail's too; here they are means over the examples."""
     x, y = large_batch.data("two_by_two", 19)
     _, history = fit("two_by_two", lambda model: gradlab.microbatched(model, 3), x, y)
@@ -179,7 +180,7 @@ def test_a_saved_model_goes_on_as_if_nothing_had_happened(family, tmp_path):
 
 
 LOAD = """
-import sys, keras, gradlab.keras_model
+import sys, keras, gradlab.training.model
 print(keras.models.load_model(sys.argv[1]).microbatch_size)
 """
 
@@ -362,7 +363,14 @@ def test_one_trace_whatever_the_number_of_micro_batches():
 
 
 def sum_for_mean(right):
-    return lambda *args, unit, **kwargs: right(*args, unit=1.0, **kwargs)
+    def accumulate(forward, *args, **kwargs):
+        def whole(*inputs):
+            microbatch = forward(*inputs)
+            return microbatch._replace(share=microbatch.weight)
+
+        return right(whole, *args, **kwargs)
+
+    return accumulate
 
 
 def counted_alike(right):
@@ -370,7 +378,11 @@ def counted_alike(right):
 
 
 def tail_dropped(right):
-    return lambda step, size, examples: right(step, size, tf.maximum(examples // size * size, step * size + 1))
+    def microbatches(batch, size, axis):
+        full = tf.maximum(examples_of(batch) // size * size, 1)
+        return right(map_tensors(lambda tensor: tensor[:full], batch), size, axis)
+
+    return microbatches
 
 
 def not_set_to_zero(right):
@@ -386,9 +398,9 @@ def regularized_twice(right):
 
 
 def scheduled_one_by_one(right):
-    def apply(self, gradients, variables, weight):
-        right(self, gradients, variables, weight)
-        self._optimizer.iterations.assign_add(2)
+    def apply(optimizer, *args):
+        right(optimizer, *args)
+        optimizer.iterations.assign_add(2)
 
     return apply
 
@@ -396,11 +408,11 @@ def scheduled_one_by_one(right):
 PLANTED = {
     sum_for_mean: (update, "accumulate"),
     counted_alike: (update, "_weight"),
-    tail_dropped: (window, "_rows"),
+    tail_dropped: (window, "microbatches"),
     not_set_to_zero: (window, "_zeros"),
     clipped_one_by_one: (window, "_add"),
     regularized_twice: (update, "_with_regularization"),
-    scheduled_one_by_one: (update.WindowUpdate, "_apply"),
+    scheduled_one_by_one: (update, "apply_gradients"),
 }
 
 
@@ -421,8 +433,8 @@ def test_planted_bugs_are_caught(float64, monkeypatch):
 
 def test_a_mask_that_is_not_counted_is_caught(float64, monkeypatch):
     x, y = large_batch.data("masked", 19)
-    divisor = objective._Parts._divisor
-    monkeypatch.setattr(objective._Parts, "_divisor", lambda self, mask, *args: divisor(self, None, *args))
+    divisor = objective._SumAndDivisor._divisor
+    monkeypatch.setattr(objective._SumAndDivisor, "_divisor", lambda self, mask, *args: divisor(self, None, *args))
     with pytest.raises(AssertionError, match="Not equal"):
         check("masked", 3, x, y, tolerance=1e-5)
 
@@ -450,7 +462,7 @@ def test_fit_makes_its_variables_beforehand_and_no_norms():
     assert small.optimizer.built and len(small._window_update._accumulators) == len(small.trainable_variables)
     x, y = large_batch.data("dense", 6)
     update = tf.function(small._window_update, autograph=False)(tf.constant(x), tf.constant(y))
-    assert update.squared_norms is None and len(update.losses) == 2
+    assert update.gradient_norms is None and len(update.losses) == 2
 
 
 class Crowd(keras.layers.Layer):

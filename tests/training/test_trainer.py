@@ -11,7 +11,7 @@ from large_batch import OPTIMIZERS
 
 import gradlab
 from gradlab.training import batch_norm
-from gradlab.training.dataset_windows import Windows
+from gradlab.training.dataset_windows import DatasetWindows
 
 
 def large_batches(family, windows, optimizer="adam", loss=None, **kwargs):
@@ -47,7 +47,7 @@ def assert_equal_weights(found, expected, tolerance=1e-12):
 
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("family", ["dense", "two_by_two", "masked_and_whole"])
-def test_uneven_windows_give_the_large_batch_s_update(family, replicas, float64, two_devices):
+def test_uneven_windows_give_the_update_of_the_large_batch(family, replicas, float64, two_devices):
     """With two devices each sees other examples, in graph mode, and a window of one example leaves one without any."""
     x, y = large_batch.data(family, 31)
     windows = [rows((x, y), start, stop) for start, stop in ((0, 13), (13, 14), (14, 31))]
@@ -71,6 +71,10 @@ def test_optimizers_on_two_devices(optimizer, float64, two_devices):
     assert_equal_weights(trainer.model.get_weights(), expected)
 
 
+def norm(gradients) -> float:
+    return sum(float(tf.reduce_sum(gradient**2)) for gradient in gradients) ** 0.5
+
+
 def test_what_a_step_shows(float64):
     x, y = large_batch.data("shared", 10)
     trainer = trainer_for("shared", 4)
@@ -81,13 +85,13 @@ def test_what_a_step_shows(float64):
         with tf.GradientTape() as tape:
             mean = loss(target, model(part))
         gradients = tape.gradient(mean, [v.value for v in model.trainable_variables])
-        expected.append((float(mean), sum(float(tf.reduce_sum(g**2)) for g in gradients)))
+        expected.append((float(mean), norm(gradients)))
     with tf.GradientTape() as tape:
         mean = loss(y, model(x))
     whole = tape.gradient(mean, [v.value for v in model.trainable_variables])
     step = trainer.step(x, y)
-    np.testing.assert_allclose(step.window_squared_norm, sum(float(tf.reduce_sum(g**2)) for g in whole), rtol=1e-12)
-    np.testing.assert_allclose(np.transpose([step.losses, step.squared_norms]), expected, rtol=1e-12)
+    np.testing.assert_allclose(step.window_gradient_norm, norm(whole), rtol=1e-12)
+    np.testing.assert_allclose(np.transpose([step.losses, step.gradient_norms]), expected, rtol=1e-12)
     assert step.weights.tolist() == [4, 4, 2] and step.skipped == 0 and step.applied
 
 
@@ -103,8 +107,8 @@ def test_norms_are_the_gradients_not_the_scaled_ones():
         )
     one, other = steps
     np.testing.assert_allclose(other.losses, one.losses, rtol=1e-6)
-    np.testing.assert_allclose(other.squared_norms, one.squared_norms, rtol=1e-5)
-    np.testing.assert_allclose(other.window_squared_norm, one.window_squared_norm, rtol=1e-5)
+    np.testing.assert_allclose(other.gradient_norms, one.gradient_norms, rtol=1e-5)
+    np.testing.assert_allclose(other.window_gradient_norm, one.window_gradient_norm, rtol=1e-5)
 
 
 def test_accumulation_grows_while_training(float64):
@@ -262,7 +266,14 @@ def test_a_run_that_was_interrupted_ends_with_the_same_bits(form, accumulation, 
 
         trainer = dropped()
         trainer._accumulation = accumulation
-        trainer.fit(batches(), 14, tmp_path / str(interrupted_at is None), 4, on_update, verbose=False)
+        trainer.fit(
+            batches(),
+            14,
+            checkpoint_dir=tmp_path / str(interrupted_at is None),
+            checkpoint_every=4,
+            on_update=on_update,
+            verbose=False,
+        )
         return [v.numpy() for v in (*trainer.model.variables, *trainer.optimizer.variables)]
 
     seen = []
@@ -282,27 +293,27 @@ def test_a_run_that_was_interrupted_ends_with_the_same_bits(form, accumulation, 
 def test_a_finished_run_is_not_run_again(tmp_path):
     data = tf.data.Dataset.from_tensor_slices(large_batch.data("dense", 8)).batch(8)
     first = dropped()
-    assert len(first.fit(data, 3, tmp_path, verbose=False)) == 3
+    assert len(first.fit(data, 3, checkpoint_dir=tmp_path, verbose=False)) == 3
     second = dropped()
-    assert second.fit(data, 3, tmp_path, verbose=False) == [] and second.updates == 3
+    assert second.fit(data, 3, checkpoint_dir=tmp_path, verbose=False) == [] and second.updates == 3
     np.testing.assert_array_equal(first.model.get_weights()[0], second.model.get_weights()[0])
 
 
 def test_a_checkpoint_that_was_not_finished_does_not_count(tmp_path):
     """What a process leaves that is killed while it writes: files, but no word that they are the latest."""
     data = tf.data.Dataset.from_tensor_slices(large_batch.data("dense", 8)).batch(8)
-    dropped().fit(data, 2, tmp_path, verbose=False)
+    dropped().fit(data, 2, checkpoint_dir=tmp_path, verbose=False)
     for name in ("ckpt-3.index", "ckpt-3.data-00000-of-00001", "checkpoint.tmp123"):
         (tmp_path / name).write_bytes(b"half")
     resumed = dropped()
-    assert [step.update for step in resumed.fit(data, 3, tmp_path, verbose=False)] == [3]
-    assert [step.update for step in dropped().fit(data, 4, tmp_path, verbose=False)] == [4]
+    assert [step.update for step in resumed.fit(data, 3, checkpoint_dir=tmp_path, verbose=False)] == [3]
+    assert [step.update for step in dropped().fit(data, 4, checkpoint_dir=tmp_path, verbose=False)] == [4]
 
 
 def test_windows_hold_every_example_once_an_epoch():
     batches = [(np.arange(start, start + n),) for start, n in ((0, 3), (3, 5), (8, 1))]
     sizes = iter([4, 2, 7, 5])
-    windows = Windows(lambda epoch: batches, lambda: next(sizes))
+    windows = DatasetWindows(lambda epoch: batches, lambda: next(sizes))
     assert [next(windows)[0].tolist() for _ in range(4)] == [[0, 1, 2, 3], [4, 5], [6, 7, 8], [0, 1, 2, 3, 4]]
 
 
@@ -417,6 +428,6 @@ def test_a_model_or_optimizer_of_another_scope(two_devices):
 
 def test_checkpoints_of_another_model(tmp_path):
     data = tf.data.Dataset.from_tensor_slices(large_batch.data("dense", 8)).batch(8)
-    dropped().fit(data, 1, tmp_path, verbose=False)
+    dropped().fit(data, 1, checkpoint_dir=tmp_path, verbose=False)
     with pytest.raises(ValueError, match="^checkpoint_dir must hold checkpoints of this model and optimizer, or none"):
-        trainer_for("convolutional", 3).fit(data, 1, tmp_path)
+        trainer_for("convolutional", 3).fit(data, 1, checkpoint_dir=tmp_path)

@@ -1,0 +1,119 @@
+"""Checks of what is passed in: model and optimizer, the lengths of a window and its labels, before they are used."""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from gradlab._batches import map_tensors, tensors_of
+from gradlab.training.objective import Term
+
+
+def check_model(model: Any, optimizer: Any, strategy: tf.distribute.Strategy, skip_nonfinite: bool) -> None:
+    """Raises ValueError unless the model and the optimizer can be trained with the strategy."""
+    if not isinstance(model, keras.Model):
+        raise ValueError(f"model must be a keras.Model. Received: {model!r}")
+    if not model.built:
+        raise ValueError(
+            "model must be built, so that its weights are there: give it an Input, or call it on a batch once. "
+            f"Received: {model.name}, which is not built"
+        )
+    if not model.trainable_variables:
+        raise ValueError(
+            "A model must have trainable variables to be trained. "
+            f"Received: {model.name}, with none among its {len(model.variables)} variables"
+        )
+    if getattr(optimizer, "gradient_accumulation_steps", None):
+        raise ValueError(
+            "gradient_accumulation_steps must be None: microbatch_size does its work. "
+            f"Received: {optimizer.gradient_accumulation_steps}"
+        )
+    for kind, owner, variable in (
+        ("model", model, model.trainable_variables[0]),
+        ("optimizer", optimizer, optimizer.iterations),
+    ):
+        if strategy.extended.variable_created_in_scope(variable.value):
+            continue
+        if not tf.distribute.has_strategy() and strategy is tf.distribute.get_strategy():
+            raise ValueError(
+                f"{kind} must be trained with the strategy in whose scope it was made. Received: strategy=None"
+            )
+        raise ValueError(
+            f"{kind} must be made in the strategy's scope: `with strategy.scope():`. "
+            f"Received: {owner.name}, made outside of {type(strategy).__name__}'s"
+        )
+    if skip_nonfinite and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise ValueError(
+            "skip_nonfinite must be False with a LossScaleOptimizer, which learns its scale from what is not finite. "
+            f"Received: {skip_nonfinite!r}"
+        )
+
+
+def check_lengths(window: Any) -> None:
+    """Raises ValueError if a window is empty or its tensors differ in length, as far as the shapes are known."""
+    lengths = [tensor.shape[0] if tensor.shape.rank else 0 for tensor in tensors_of(window)]
+    known = [length for length in lengths if length is not None]
+    if known and not any(known):
+        raise ValueError("A window must hold at least one example. Received: 0")
+    if len(set(known)) > 1:
+        raise ValueError(
+            f"x, y and sample_weight must have the same number of examples. Received: {' '.join(map(str, known))}"
+        )
+
+
+def label_rules(y: Any, terms: list[Term]) -> list[tuple]:
+    """Which targets are class numbers.
+
+    Returns:
+        For each of them (its position in y flattened, the number of classes, one more label that is allowed or None).
+    """
+    return [
+        (i, *term.labels[1:])
+        for term in terms
+        if term.labels
+        for i, target in enumerate(tf.nest.flatten(y))
+        if target is term.labels[0]
+    ]
+
+
+def wrong_labels(y: Any, rules: list[tuple]) -> list[tuple]:
+    """Looks for labels that break a rule.
+
+    Returns:
+        For each rule (its sentence, the first label that breaks it: shape (1,), or (0,) if there is none).
+    """
+    found = []
+    for i, classes, also in rules:
+        labels = tf.cast(tf.nest.flatten(y)[i], tf.int64)
+        right = (labels >= 0) & (labels < classes)
+        if also is not None:
+            right |= labels == also
+        rule = f"labels must be classes from 0 to {classes - 1}. Received:"
+        found.append((rule, tf.boolean_mask(labels, ~right)[:1]))
+    return found
+
+
+def checked_batch(batch: tuple, rules: list[tuple]) -> tuple:
+    """The batch (x, y, sample_weight), with checks of lengths and labels that run before it is used."""
+    lengths = tf.stack([tf.shape(tensor)[0] for tensor in tensors_of(batch)])
+    rule = "x, y and sample_weight must have the same number of examples. Received:"
+    checks = [tf.debugging.Assert(tf.reduce_all(lengths == lengths[0]), [rule, lengths], summarize=-1)]
+    for rule, wrong in wrong_labels(batch[1], rules):
+        checks.append(tf.debugging.Assert(tf.equal(tf.size(wrong), 0), [rule, wrong]))
+    with tf.control_dependencies([check for check in checks if check is not None]):
+        return map_tensors(tf.identity, batch)
+
+
+@contextlib.contextmanager
+def one_sentence_errors() -> Iterator[None]:
+    """Turns TensorFlow's long report of a check that failed in `checked_batch` into a ValueError with its sentence."""
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        said = re.search(r"\[([^\[\]]*Received:)\] \[([^\[\]]*)\]", error.message)
+        if said is None:
+            raise
+        raise ValueError(" ".join(said.groups())) from None
