@@ -1,223 +1,202 @@
-"""The command line: python -m gradlab COMMAND; python -m gradlab --help lists the commands."""
+"""The command line: `gradlab COMMAND`, or `python -m gradlab COMMAND`. `gradlab --help` lists the commands.
+
+With --json, a command prints one JSON value in place of text:
+
+- run, sweep: a list with one object per experiment, with the keys that `gradlab.Result.summary` describes;
+- reproduce: a list with one object per row of the table;
+- doctor: a list with one object per check: name, good, found, fix;
+- plot, devices: one object.
+"""
 
 import argparse
 import contextlib
+import importlib
 import json
 import multiprocessing
+import os
 import pathlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from gradlab import _checks, cluster, runtime
+from gradlab._parser import OPTIONS, parser
 
-FIGURES = ("losses", "accuracy", "loss_noise", "noise_scale", "cost")
-INTERRUPTED = 130  # what a shell gives for Ctrl-C
+INTERRUPTED = 130  # the exit status of a program that Ctrl-C ended, as shells report it
+TRAINING = ("run", "sweep", "reproduce")  # the commands that cache what is finished
 
-
-def main(arguments: list[str] | None = None) -> int:
-    """Runs the command line and returns its exit status: 0 well, 1 something failed, 2 bad input, 130 interrupted."""
-    parser = _parser()
-    chosen = parser.parse_args(arguments)
-    try:
-        return chosen.command(chosen)
-    except ValueError as error:
-        parser.error(str(error))  # status 2
-    except (OSError, RuntimeError) as error:
-        print(f"gradlab: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(
-            "gradlab: interrupted; the runs that were finished are kept, and the same command goes on from there",
-            file=sys.stderr,
-        )
-        return INTERRUPTED
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m gradlab", description="gradlab's commands")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-
-    def add(name: str, command, words: str, **more) -> argparse.ArgumentParser:
-        added = commands.add_parser(
-            name, help=words, description=more.pop("description", words[0].upper() + words[1:] + ".")
-        )
-        added.set_defaults(command=command)
-        return added
-
-    run = add("run", _run, "train one experiment")
-    run.add_argument("--out", type=pathlib.Path, metavar="FILE", help="save the result there (.npz)")
-    _add_experiment(run)
-    sweep = add("sweep", _sweep, "train the experiments of a TOML file")
-    sweep.add_argument("file", help="tables [all], [[run]] and [grid]: see gradlab/lab/sweep_file.py")
-    sweep.add_argument("--out", type=pathlib.Path, metavar="FOLDER", help="save the results there (.npz)")
-    reproduce = add(
-        "reproduce", _reproduce, "run the published experiment and print its table beside the published one"
-    )
-    reproduce.add_argument("--quick", action="store_true", help="a small version, in under two minutes")
-    reproduce.add_argument(
-        "--out", type=pathlib.Path, metavar="FOLDER", help="where to write (default: data/results; --quick: nowhere)"
-    )
-    for each in (run, sweep, reproduce):
-        each.add_argument(
-            "--processes", type=int, default=1, metavar="N", help="how many seeds to train at once (default: 1)"
-        )
-        each.add_argument("--dask", metavar="ADDRESS", help="train on the Dask cluster whose scheduler is there")
-        each.add_argument("--cache", metavar="FOLDER", help="keep finished runs there")
-    plot = add("plot", _plot, "draw a figure of saved results")
-    plot.add_argument("results", nargs="+", metavar="RESULT", help="files that run --out or sweep --out wrote")
-    plot.add_argument("--kind", choices=FIGURES, default="losses", help="(default: losses)")
-    plot.add_argument("--against", choices=("updates", "examples", "seconds"), default="updates", help="for accuracy")
-    plot.add_argument("--out", type=pathlib.Path, metavar="FILE", default="figure.png", help="(default: figure.png)")
-    devices = add("devices", _devices, "show what TensorFlow computes on")
-    doctor = add("doctor", _doctor, "check the installation, and say how to mend what is wrong")
-    for each in (run, sweep, reproduce, plot, devices, doctor):
-        each.add_argument("--json", action="store_true", help="print JSON")
-    launch = add(
-        "launch",
-        _launch,
-        "run a Python script as a local cluster",
-        description="Runs a Python script in several processes on this machine that train together, to try out what a "
-        "scheduler starts on a real cluster. In the script, gradlab.cluster.strategy() finds the others.",
-    )
-    launch.add_argument("--workers", type=int, default=2, help="how many processes (default: 2)")
-    launch.add_argument("script", help="the Python script; after -- it and its arguments are taken as they are")
-    launch.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's arguments")
-    return parser
-
-
-# An experiment's fields as options. They are written out, because asking Experiment would start TensorFlow for --help.
-OPTIONS = {
-    "dataset": str,
-    "model": str,
-    "method": str,
-    "microbatch_size": int,
-    "accumulation_steps": int,
-    "towers": int,
-    "updates": int,
-    "examples": int,
-    "seconds": float,
-    "seeds": int,
-    "optimizer": str,
-    "learning_rate": float,
-    "eval_every": int,
+# The packages of each extra. A command that needs one of them names the extra.
+EXTRAS = {
+    "lab": ("IPython", "PIL", "ipywidgets", "jupyterlab", "matplotlib", "packaging", "pandas", "tomli", "tqdm"),
+    "cluster": ("distributed",),
 }
 
 
-def _add_experiment(parser: argparse.ArgumentParser) -> None:
-    for name, kind in OPTIONS.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=kind.__name__.upper())
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        arguments: the command and its options. None: those of this process.
+
+    Returns:
+        The exit status: 0 for success, 1 if something failed, 2 for invalid input, 130 after Ctrl-C.
+    """
+    prog = "python -m gradlab" if __name__ == "__main__" else "gradlab"
+    try:
+        chosen = parser(prog).parse_args(arguments)
+    except SystemExit as end:  # argparse has printed the help, the version or an error
+        return int(end.code or 0)
+    try:
+        return COMMANDS[chosen.command](chosen)
+    except ValueError as error:
+        return _failed(str(error), 2)
+    except ModuleNotFoundError as error:
+        return _failed(_missing_extra(error, chosen.command), 1)
+    except OSError as error:  # without the number that str(error) begins with
+        return _failed(f"{error.strerror}: {error.filename}" if error.filename else error.strerror or str(error), 1)
+    except RuntimeError as error:
+        return _failed(str(error), 1)
+    except KeyboardInterrupt:
+        kept = "; finished runs are cached, and the same command continues with the others"
+        return _failed("interrupted" + kept * (chosen.command in TRAINING), INTERRUPTED)
 
 
-def _run(chosen) -> int:
+def _lab(chosen: argparse.Namespace) -> int:
+    if pathlib.Path(chosen.folder).is_file():
+        raise ValueError(f"FOLDER must be a folder. Received: {chosen.folder}, which is a file")
+    return _module("lab.course").open_course(chosen.folder, chosen.port, not chosen.no_browser)
+
+
+def _run(chosen: argparse.Namespace) -> int:
+    _check_out_file(chosen.out)
     values = {name: getattr(chosen, name) for name in OPTIONS if getattr(chosen, name) is not None}
-    [result] = _results(chosen, lambda: [_lab("experiment").Experiment(**values)])
+    [result] = _train(chosen, lambda: [_module("lab.experiments.experiment").Experiment(**values)])
+    _print_summaries([result], chosen.json)
     if chosen.out:
         result.save(chosen.out)
     return 0
 
 
-def _sweep(chosen) -> int:
-    results = _results(chosen, lambda: _lab("sweep_file").read(chosen.file))
+def _sweep(chosen: argparse.Namespace) -> int:
+    _make_folder("--out", chosen.out)
+
+    def experiments() -> list:
+        with _readable("FILE must be a TOML file that describes a sweep", chosen.file):
+            return _module("lab.experiments.sweep_file").read(chosen.file)
+
+    results = _train(chosen, experiments)
+    _print_summaries(results, chosen.json)
     if chosen.out:
-        chosen.out.mkdir(parents=True, exist_ok=True)
         for number, result in enumerate(results):
             e = result.experiment
             result.save(chosen.out / f"{number:02}-{e.method}-{e.accumulation_steps}x{e.microbatch_size}.npz")
     return 0
 
 
-def _reproduce(chosen) -> int:
-    def show(results):
-        reproduce = _lab("reproduce")
-        rows = reproduce.table(results)
-        print(json.dumps(rows, indent=1) if chosen.json else reproduce.text(rows))
-
-    results = _results(chosen, lambda: _lab("reproduce").experiments(chosen.quick), show)
+def _reproduce(chosen: argparse.Namespace) -> int:
     folder = chosen.out or (None if chosen.quick else pathlib.Path("data", "results"))
+    _make_folder("--out", folder)
+    results = _train(chosen, lambda: _module("lab.reproduce").experiments(chosen.quick))
+    reproduce = _module("lab.reproduce")
+    rows = reproduce.table(results)
+    print(json.dumps(rows, indent=1) if chosen.json else reproduce.text(rows))
     if folder is not None:
-        for file in _lab("reproduce").write(results, folder):
+        for file in reproduce.write(results, folder):
             print(f"written: {file}", file=sys.stderr)
     return 0
 
 
-def _plot(chosen) -> int:
-    plots, result = _lab("plots"), _lab("result")
+def _plot(chosen: argparse.Namespace) -> int:
+    _check_out_file(chosen.out)
+    plots = _module("lab.figures.plots")
     more = {"against": chosen.against} if chosen.kind == "accuracy" else {}
-    figure = getattr(plots, chosen.kind)([result.Result.load(path) for path in chosen.results], **more)
+    figure = getattr(plots, chosen.kind)([_load(path) for path in chosen.results], **more)
     chosen.out.write_bytes(plots.to_png(figure))
     words = figure.get_label()
     print(json.dumps({"file": str(chosen.out), "text": words}) if chosen.json else f"{chosen.out}: {words}")
     return 0
 
 
-def _devices(chosen) -> int:
+def _devices(chosen: argparse.Namespace) -> int:
     with contextlib.redirect_stdout(sys.stderr):
-        chose = runtime.setup()
-    environment = _lab("environment").describe()
-    found = {"towers": list(chose.devices), **{name: environment[name] for name in ("device", "processor", "threads")}}
+        setup = runtime.setup()
+    environment = _module("lab.experiments.environment").describe()
+    found = {"towers": list(setup.devices), **{name: environment[name] for name in ("device", "processor", "threads")}}
     print(json.dumps(found) if chosen.json else "\n".join(f"{name:>10}: {value}" for name, value in found.items()))
     return 0
 
 
-def _doctor(chosen) -> int:
+def _doctor(chosen: argparse.Namespace) -> int:
     from dataclasses import asdict
 
     with runtime.without_startup_noise():
-        findings = _lab("doctor").examine()
+        findings = _module("lab.doctor").examine()
     if chosen.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=1))
     else:
         for finding in findings:
             print(f"{'good' if finding.good else 'BAD':>5}  {finding.name}: {finding.found}")
-            if finding.mend:
-                print(f"       mend: {finding.mend}")
+            if finding.fix:
+                print(f"       fix: {finding.fix}")
     return 0 if all(finding.good for finding in findings) else 1
 
 
-def _launch(chosen) -> int:
+def _launch(chosen: argparse.Namespace) -> int:
+    with _readable("SCRIPT must be a Python script", chosen.script):
+        open(chosen.script, "rb").close()
     return cluster.launch([sys.executable, chosen.script, *chosen.arguments], chosen.workers)
 
 
-def _results(chosen, experiments, show=None) -> list:
-    """Trains the experiments that a function gives, shows their results and returns them."""
+COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "lab": _lab,
+    "run": _run,
+    "sweep": _sweep,
+    "reproduce": _reproduce,
+    "plot": _plot,
+    "devices": _devices,
+    "doctor": _doctor,
+    "launch": _launch,
+}
+
+
+def _train(chosen: argparse.Namespace, experiments: Callable[[], list]) -> list:
+    """Check the options, make the experiments, train them and return their results."""
     if chosen.dask and chosen.processes != 1:
         raise ValueError("give --processes or --dask. Received: both")
     _checks.positive_integer("processes", chosen.processes)
-    experiments = experiments()
-    towers = max(experiment.towers for experiment in experiments)
+    _make_folder("--cache", chosen.cache)
+    made = experiments()
+    towers = max(experiment.towers for experiment in made)
     with contextlib.redirect_stdout(sys.stderr):
         runtime.setup(towers=towers if towers > 1 else None, seed=0)
     with _executor(chosen) as executor:
-        results = _lab("sweep").sweep(experiments, executor, chosen.cache, progress=sys.stderr.isatty())
-    if show is not None:
-        show(results)
-    elif chosen.json:
-        print(json.dumps([result.summary() for result in results], indent=1))
+        return _module("lab.experiments.sweep").sweep(made, executor, chosen.cache, progress=sys.stderr.isatty())
+
+
+def _print_summaries(results: Sequence, as_json: bool) -> None:
+    summaries = [result.summary() for result in results]
+    if as_json:
+        print(json.dumps(summaries, indent=1))
     else:
-        for result in results:
-            print(result)
-            for name, value in result.summary().items():
-                if name not in ("experiment", "endings"):
-                    print(f"    {name.replace('_', ' ')}: {value}")
-    return results
+        text = _module("lab.experiments.summary").text
+        for result, summary in zip(results, summaries):
+            print(f"{result}\n{text(summary)}")
 
 
 @contextlib.contextmanager
-def _executor(chosen) -> Iterator:
-    """What the options say to train on: this process (None), several, or a Dask cluster."""
+def _executor(chosen: argparse.Namespace) -> Iterator:
+    """What runs the jobs: None for this process, an executor for several processes or a Dask cluster."""
     if chosen.dask:
-        try:
-            from distributed import Client
-        except ImportError:
-            raise ValueError('--dask needs the extra "cluster": pip install "gradlab[cluster]"') from None
+        from distributed import Client
+
         with Client(chosen.dask) as client:
             yield client.get_executor()
     elif chosen.processes != 1:
-        pool = _lab("sweep").processes(chosen.processes)
+        pool = _module("lab.experiments.sweep").processes(chosen.processes)
         try:
             yield pool
         except BaseException:
-            for child in multiprocessing.active_children():  # else the pool would first finish what it is at
+            for child in multiprocessing.active_children():  # otherwise shutdown waits until their jobs are finished
                 child.terminate()
             raise
         finally:
@@ -226,12 +205,71 @@ def _executor(chosen) -> Iterator:
         yield None
 
 
-def _lab(module: str):
-    """A module of the lab. They start TensorFlow, so the command line imports them when it needs them."""
-    import importlib
+def _load(path: str) -> Any:
+    """The result in a file."""
+    rule = "RESULT must be a file that run --out or sweep --out wrote"
+    result, result_file = _module("lab.experiments.result"), _module("lab.experiments.result_file")
+    with _readable(rule, path):
+        try:
+            return result.Result.load(path)
+        except result_file.UnreadableResult as error:
+            raise ValueError(f"{rule}. Received: {path}, {error.reason}") from None
 
+
+@contextlib.contextmanager
+def _readable(rule: str, path: str) -> Iterator[None]:
+    """Replace the operating system's error for an unreadable file by a ValueError with the rule for that file."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise ValueError(f"{rule}. Received: {path}, which does not exist") from None
+    except IsADirectoryError:
+        raise ValueError(f"{rule}. Received: {path}, which is a folder") from None
+    except OSError as error:
+        raise ValueError(f"{rule}. Received: {path}, which cannot be read ({error.strerror})") from None
+
+
+def _check_out_file(path: pathlib.Path | None) -> None:
+    """Raise ValueError if the result could not be written to this path later."""
+    rule = "--out must be a file in an existing folder"
+    if path is None:
+        return
+    if path.is_dir():
+        raise ValueError(f"{rule}. Received: {path}, which is a folder")
+    if not path.parent.is_dir():
+        raise ValueError(f"{rule}. Received: {path}, but there is no folder {path.parent}")
+    if not os.access(path.parent, os.W_OK):
+        raise ValueError(f"{rule} that you may write to. Received: {path}")
+
+
+def _make_folder(option: str, path: pathlib.Path | None) -> None:
+    """Create the folder that an option names, so that a wrong path is an error before the training starts."""
+    if path is not None:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            rule = f"{option} must be a folder that exists or can be created"
+            raise ValueError(f"{rule}. Received: {path} ({error.strerror})") from None
+
+
+def _module(name: str) -> Any:
+    """Import a module of gradlab. The lab's modules start TensorFlow, so each command imports only what it needs."""
     with runtime.without_startup_noise():
-        return importlib.import_module(f"gradlab.lab.{module}")
+        return importlib.import_module(f"gradlab.{name}")
+
+
+def _missing_extra(error: ModuleNotFoundError, command: str) -> str:
+    """The sentence for a package that is not installed; raises the error again if no extra has it."""
+    missing = (error.name or "").split(".")[0]
+    for extra, packages in EXTRAS.items():
+        if missing in packages:
+            return f'{command} needs the extra "{extra}": pip install "gradlab[{extra}]". Received: no module {missing}'
+    raise error
+
+
+def _failed(sentence: str, status: int) -> int:
+    print(f"gradlab: {sentence}", file=sys.stderr)
+    return status
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""The published table, again: does it matter into how many micro-batches a batch of 100 is cut?
+"""Reproduction of a published table: does the accuracy depend on how a batch of 100 is divided into micro-batches?
 
 Source: G. Chlebus, "Gradient averaging with TensorFlow", gchlebus.github.io, and its code. The published score of a run
-is the best of the test accuracies measured after every 100 micro-batches. That gives 1x100 ten looks and 20x5 two
-hundred, and the best of more looks is higher. So each run is scored three ways: as published, as the best of equally
-many looks, and by its last value.
+is the best of the test accuracies that were measured after every 100 micro-batches. These are 10 measurements for 1x100
+and 200 for 20x5, and the best of more measurements is higher by chance alone. Each run is therefore scored by three
+protocols: as published, as the best of equally many measurements ("equal looks"), and by its last measurement.
 """
 
 import csv
@@ -12,25 +12,32 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from gradlab.lab.experiments.experiment import Experiment
-from gradlab.lab.experiments.result import Result, replacing
+from gradlab.lab.experiments.result import Result
+from gradlab.lab.experiments.result_file import replacing
 from gradlab.lab.figures import plots
 
 # (k, b): mean and standard deviation of ten runs, in percent
 PUBLISHED = {(1, 100): (95.0, 0.172), (5, 20): (94.9, 0.325), (10, 10): (95.1, 0.36), (20, 5): (95.2, 0.303)}
 PUBLISHED_RUNS = 10
-METHODS = ("placeholders", "microbatched")  # the published one, and gradlab's fastest
+METHODS = ("placeholders", "microbatched")  # the method of the publication, and gradlab's fastest one
 PROTOCOLS = ("as published", "equal looks", "last value")
-LOOKS = 10  # of "equal looks"
+LOOKS = 10  # measurements of the test accuracy in a run, for "equal looks"
 
 
 def experiments(quick: bool = False) -> list[Experiment]:
-    """What is run: the published experiments with both methods, ten seeds each; or a small version."""
-    updates, seeds = (100, 2) if quick else (1000, 10)
+    """Return the published experiments for both methods, with ten seeds each.
+
+    Args:
+        quick: whether to return a small version instead, with 20 updates in place of 1000 and two seeds.
+    """
+    updates, seeds = (20, 2) if quick else (1000, 10)
     return [
         Experiment(
             model="lenet",
@@ -47,31 +54,45 @@ def experiments(quick: bool = False) -> list[Experiment]:
 
 
 def scores(result: Result) -> dict[str, np.ndarray]:
-    """Each seed's accuracy in percent by each protocol, shape (seed,)."""
+    """Return each seed's accuracy in percent, shape (seed,), for each protocol."""
     number = np.arange(1, result.accuracies.shape[1] + 1)
 
     def best(every: int) -> np.ndarray:
-        looked = result.accuracies[:, (number % every == 0) | (number == number[-1])]
-        return 100 * np.fmax.reduce(looked, axis=1)
+        measured = result.accuracies[:, (number % every == 0) | (number == number[-1])]
+        return 100 * np.fmax.reduce(measured, axis=1)
 
-    e = result.experiment
-    every = (100 // e.accumulation_steps, e.updates // LOOKS)
-    return dict(zip(PROTOCOLS, (best(every[0]), best(every[1]), 100 * result.last_accuracies)))
+    every = _updates_between(result.experiment)
+    return {
+        "as published": best(every["as published"]),
+        "equal looks": best(every["equal looks"]),
+        "last value": 100 * result.last_accuracies,
+    }
 
 
 def looks(experiment: Experiment, protocol: str) -> int:
-    """How often a protocol looks at the test accuracy in a run."""
-    every = {"as published": 100 // experiment.accumulation_steps, "equal looks": experiment.updates // LOOKS}
-    return math.ceil(experiment.updates / every.get(protocol, experiment.updates))
+    """Return how often a protocol measures the test accuracy in one run."""
+    every = _updates_between(experiment)
+    return math.ceil(every["last value"] / every[protocol])
 
 
-def table(results: Sequence[Result]) -> list[dict]:
-    """The table's rows, one a result and protocol; accuracies in percent.
+def _updates_between(experiment: Experiment) -> dict[str, int]:
+    """The number of updates between two measurements of the test accuracy, for each protocol."""
+    updates = experiment.updates
+    assert updates is not None  # `experiments` makes only experiments with this budget
+    return {
+        "as published": 100 // experiment.accumulation_steps,
+        "equal looks": updates // LOOKS,
+        "last value": updates,
+    }
 
-    "standard_errors" is the difference to the published mean in units of its standard error: two samples of the same
-    kind differ by more than 2 in about one case of twenty.
+
+def table(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """Return the rows of the table: one for each result and protocol, with accuracies in percent.
+
+    "standard_errors" is the difference from the published mean, divided by the standard error of this difference. Two
+    samples from the same distribution differ by more than 2 standard errors in about one case in twenty.
     """
-    rows = []
+    rows: list[dict[str, Any]] = []
     for result in results:
         e = result.experiment
         published, published_std = PUBLISHED[e.accumulation_steps, e.microbatch_size]
@@ -97,12 +118,12 @@ def table(results: Sequence[Result]) -> list[dict]:
     return rows
 
 
-def text(rows: Sequence[dict]) -> str:
-    """The table, and what it shows, for a terminal."""
+def text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Format the table and the conclusion for a terminal."""
     first = rows[0]
     lines = [
         f"Test accuracy in %, mean ± standard deviation of {first['seeds']} seeds, {first['updates']} updates of 100.",
-        "In brackets: looks at the test accuracy in a run, the best of which counts.",
+        "In brackets: how often the test accuracy is measured in a run. The best measurement counts.",
     ]
     for method in METHODS:
         lines += ["", f"{method:14}{'published':>15}" + "".join(f"{protocol:>23}" for protocol in PROTOCOLS)]
@@ -113,12 +134,12 @@ def text(rows: Sequence[dict]) -> str:
     return "\n".join([*lines, "", conclusion(rows)])
 
 
-def conclusion(rows: Sequence[dict]) -> str:
-    """What the rows show, in sentences made from them."""
+def conclusion(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Describe what the rows show, with their numbers."""
     if (rows[0]["updates"], rows[0]["seeds"]) != (1000, 10):
         return (
             f"A small version, with {rows[0]['updates']} updates and {rows[0]['seeds']} seeds in place of 1000 and 10: "
-            "its accuracies are not to be compared with the published ones."
+            "its accuracies cannot be compared with the published ones."
         )
     far = max(abs(row["standard_errors"]) for row in rows if row["protocol"] == "as published")
     agree = "agree with" if far <= 2 else "differ from"
@@ -139,9 +160,9 @@ def conclusion(rows: Sequence[dict]) -> str:
     )
 
 
-def figure(rows: Sequence[dict]):
-    """The table as dots with intervals."""
-    series = {"published": list(PUBLISHED.values())}
+def figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """Draw the table as dots with intervals of one standard deviation."""
+    series: dict[str, Sequence[tuple[float, float]]] = {"published": list(PUBLISHED.values())}
     for method in METHODS:
         for protocol in ("as published", "last value"):
             chosen = [row for row in rows if row["method"] == method and row["protocol"] == protocol]
@@ -151,45 +172,27 @@ def figure(rows: Sequence[dict]):
 
 
 def write(results: Sequence[Result], folder: str | os.PathLike) -> list[pathlib.Path]:
-    """Writes the table, each run's scores, each look, all as CSV; the environment as JSON; and the figure.
+    """Write three CSV files (the table, the scores of each run, all measurements), the environments, and the figure.
+
+    Args:
+        results: the results of `experiments`.
+        folder: where to write; created if it does not exist.
 
     Returns:
-        The files.
+        The paths of the files.
+
+    Raises:
+        OSError: a file could not be written.
     """
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     rows = table(results)
-    runs, every_look = [], []
-    for result in results:
-        e = result.experiment
-        about = {"method": e.method, "accumulation_steps": e.accumulation_steps, "microbatch_size": e.microbatch_size}
-        by_protocol = scores(result)
-        for i, seed in enumerate(result.seeds):
-            run = {name.replace(" ", "_"): round(float(values[i]), 2) for name, values in by_protocol.items()}
-            runs.append(about | {"seed": seed, "ending": result.endings[i]} | run)
-            for update in np.flatnonzero(np.isfinite(result.accuracies[i])):
-                look = {"update": update + 1, "accuracy": round(100 * result.accuracies[i, update], 2)}
-                every_look.append(about | {"seed": seed} | look)
-    environments = []
-    for environment in (each for result in results for each in result.environments):
-        known = {name: value for name, value in environment.items() if name != "date"}
-        if known not in environments:
-            environments.append(known)
-    dates = sorted(each["date"] for result in results for each in result.environments)
-    about = {
-        "source": 'G. Chlebus, "Gradient averaging with TensorFlow", gchlebus.github.io',
-        "from": dates[0],
-        "to": dates[-1],
-        "environments": environments,
-        "experiments": [json.loads(result.experiment.to_json()) for result in results],
-        "table": rows,
-        "conclusion": conclusion(rows),
-    }
+    runs, measurements = _runs_and_measurements(results)
     contents = {
         "reproduce.csv": _csv(rows),
         "reproduce_runs.csv": _csv(runs),
-        "reproduce_looks.csv": _csv(every_look),
-        "reproduce.json": (json.dumps(about, indent=1, ensure_ascii=False) + "\n").encode(),
+        "reproduce_looks.csv": _csv(measurements),
+        "reproduce.json": (json.dumps(_description(results, rows), indent=1, ensure_ascii=False) + "\n").encode(),
         "reproduce.png": plots.to_png(figure(rows)),
     }
     for name, content in contents.items():
@@ -198,17 +201,53 @@ def write(results: Sequence[Result], folder: str | os.PathLike) -> list[pathlib.
     return [folder / name for name in contents]
 
 
-def _cell(row: dict) -> str:
-    looked = f" ({row['looks']})" if row["looks"] > 1 else ""
-    return f"{row['mean']:.2f} ± {row['std']:.2f}{looked}"
+def _runs_and_measurements(results: Sequence[Result]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The score of each run by each protocol, and every measured accuracy of it, in percent."""
+    runs: list[dict[str, Any]] = []
+    measurements: list[dict[str, Any]] = []
+    for result in results:
+        e = result.experiment
+        shape = {"method": e.method, "accumulation_steps": e.accumulation_steps, "microbatch_size": e.microbatch_size}
+        by_protocol = scores(result)
+        for i, seed in enumerate(result.seeds):
+            run = {name.replace(" ", "_"): round(float(values[i]), 2) for name, values in by_protocol.items()}
+            runs.append(shape | {"seed": seed, "ending": result.endings[i]} | run)
+            for update in np.flatnonzero(np.isfinite(result.accuracies[i])):
+                measured = {"update": update + 1, "accuracy": round(100 * result.accuracies[i, update], 2)}
+                measurements.append(shape | {"seed": seed} | measured)
+    return runs, measurements
 
 
-def _mean_over_methods(rows: Sequence[dict], protocol: str, accumulation_steps: int) -> dict[str, float]:
+def _description(results: Sequence[Result], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What was run, where, when, and with which outcome."""
+    environments: list[dict[str, Any]] = []
+    for environment in (each for result in results for each in result.environments):
+        known = {name: value for name, value in environment.items() if name != "date"}
+        if known not in environments:
+            environments.append(known)
+    dates = sorted(each["date"] for result in results for each in result.environments)
+    return {
+        "source": 'G. Chlebus, "Gradient averaging with TensorFlow", gchlebus.github.io',
+        "from": dates[0],
+        "to": dates[-1],
+        "environments": environments,
+        "experiments": [json.loads(result.experiment.to_json()) for result in results],
+        "table": rows,
+        "conclusion": conclusion(rows),
+    }
+
+
+def _cell(row: Mapping[str, Any]) -> str:
+    count = f" ({row['looks']})" if row["looks"] > 1 else ""
+    return f"{row['mean']:.2f} ± {row['std']:.2f}{count}"
+
+
+def _mean_over_methods(rows: Sequence[Mapping[str, Any]], protocol: str, accumulation_steps: int) -> dict[str, float]:
     chosen = [r for r in rows if r["protocol"] == protocol and r["accumulation_steps"] == accumulation_steps]
     return {name: float(np.mean([row[name] for row in chosen])) for name in ("mean", "std")}
 
 
-def _csv(rows: Sequence[dict]) -> bytes:
+def _csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
     content = io.StringIO()
     writer = csv.DictWriter(content, rows[0], lineterminator="\n")
     writer.writeheader()

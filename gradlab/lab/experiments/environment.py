@@ -1,4 +1,4 @@
-"""Where a training ran, and the most memory it held: what a result keeps beside its numbers."""
+"""The environment of a training, which a result keeps beside its numbers: versions, device, processor, commit."""
 
 import contextlib
 import datetime
@@ -7,19 +7,19 @@ import importlib.metadata
 import pathlib
 import platform
 import subprocess
+from typing import Any
 
+import gradlab
 from gradlab import runtime
 
 
-def describe() -> dict:
-    """Versions, device, processor, threads, commit and date."""
+def describe() -> dict[str, Any]:
+    """Return versions, device, processor, threads, determinism, commit and date, by name."""
     return {**_fixed(), "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")}
 
 
 @functools.cache
-def _fixed() -> dict:
-    import gradlab
-
+def _fixed() -> dict[str, Any]:
     chosen = runtime.current()
     versions = {name: importlib.metadata.version(name) for name in ("tensorflow", "keras", "numpy")}
     return {
@@ -35,7 +35,7 @@ def _fixed() -> dict:
 
 
 def device() -> str:
-    """The name of what TensorFlow computes on: the first GPU's, or CPU."""
+    """Return the name of the device that TensorFlow computes on: that of the first GPU, or "CPU"."""
     import tensorflow as tf
 
     for gpu in tf.config.list_physical_devices("GPU"):
@@ -52,8 +52,8 @@ def _processor() -> str:
 
 
 def _commit() -> str | None:
-    """The checkout's commit, with a plus sign when files differ from it; None outside a checkout."""
-    root = pathlib.Path(__file__).resolve().parents[2]
+    """Return the commit of the checkout, with a plus sign if files differ from it; None outside a checkout."""
+    root = pathlib.Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return None
 

@@ -1,33 +1,36 @@
-"""An experiment: what to train and how, checked as a whole, and the same in JSON."""
+"""The description of an experiment: what to train and how. Checked when it is made; converts to and from JSON."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
 from gradlab import _checks
 from gradlab.lab.experiments import datasets, methods, models, optimizers
 
-UPDATES = 1000  # the budget of an experiment that is given none
+UPDATES = 1000  # the default budget
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """What to train and how. Checked as a whole when it is made.
+    """What to train and how. All fields are checked when the experiment is made.
 
     Attributes:
         dataset: "mnist", "fashion_mnist" or "cifar10".
         model: "lenet", "dense" or "vgg".
-        method: how an update is made: "large_batch", "towers", "placeholders", "variables" or "microbatched".
+        method: how an update is computed: "large_batch", "towers", "placeholders", "variables" or "microbatched".
         microbatch_size: b, the examples of one forward and backward pass.
         accumulation_steps: k, the micro-batches of one update (on each tower).
-        towers: T, copies of the computation; more than 1 only for "towers", "placeholders" and "variables".
-        updates: a budget: how many optimizer steps. 1000 when no budget is given.
-        examples: a budget instead: how many training examples, counted each time they are seen. The last window is
-            cut to it.
-        seconds: a budget instead: how long to train. The time of measuring the accuracy does not count.
-        seeds: how many trainings, of the seeds 0, 1, 2...; or these seeds themselves, as in (3, 5).
+        towers: T, the copies of the computation; more than 1 only for "towers", "placeholders" and "variables".
+        updates: the budget as a number of optimizer steps. An experiment has one budget; the default is 1000 updates.
+        examples: the budget as a number of training examples. An example counts each time it is used. The last window
+            is cut so that the budget is met exactly.
+        seconds: the budget as a training time. Measuring the test accuracy does not count.
+        seeds: the number of trainings, with the seeds 0, 1, 2 and so on; or the seeds themselves, such as (3, 5).
         optimizer: "sgd", "momentum", "adam" or "adamw".
-        learning_rate: of every update.
-        eval_every: the test accuracy is measured after every so many updates, and after the last.
+        learning_rate: the learning rate of every update.
+        eval_every: the test accuracy is measured each time this number of updates has been made, and after the last
+            update. None: ten times, evenly distributed over the budget, and after the last update.
 
     Example:
         >>> Experiment(microbatch_size=20, accumulation_steps=5).effective_batch
@@ -51,24 +54,26 @@ class Experiment:
     seeds: int | tuple[int, ...] = 10
     optimizer: str = "adam"
     learning_rate: float = 1e-3
-    eval_every: int = 100
+    eval_every: int | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _checks.one_of("dataset", self.dataset, datasets.TRAINING_EXAMPLES)
         _checks.one_of("model", self.model, models.MODELS)
         _checks.one_of("method", self.method, methods.METHODS)
         _checks.one_of("optimizer", self.optimizer, optimizers.OPTIMIZERS)
-        for name in ("microbatch_size", "accumulation_steps", "towers", "eval_every"):
+        for name in ("microbatch_size", "accumulation_steps", "towers"):
             _checks.positive_integer(name, getattr(self, name))
+        if self.eval_every is not None:
+            _checks.positive_integer("eval_every", self.eval_every, otherwise="None or ")
         _checks.positive_number("learning_rate", self.learning_rate)
         object.__setattr__(self, "learning_rate", float(self.learning_rate))
         methods.check_towers(self.method, self.towers)
         self._check_budget()
         object.__setattr__(self, "seeds", _normal_seeds(self.seeds))
-        there = datasets.TRAINING_EXAMPLES[self.dataset]
-        if self.effective_batch > there:
+        examples = datasets.TRAINING_EXAMPLES[self.dataset]
+        if self.effective_batch > examples:
             raise ValueError(
-                f"towers * accumulation_steps * microbatch_size must be at most the {there} training examples of "
+                f"towers * accumulation_steps * microbatch_size must be at most the {examples} training examples of "
                 f"{self.dataset}. Received: {self.towers} * {self.accumulation_steps} * {self.microbatch_size} = "
                 f"{self.effective_batch}"
             )
@@ -78,7 +83,7 @@ class Experiment:
         given = {name: value for name, value in budgets.items() if value is not None}
         if len(given) > 1:
             received = ", ".join(f"{name}={value!r}" for name, value in given.items())
-            raise ValueError(f"an experiment has one budget: updates, examples or seconds. Received: {received}")
+            raise ValueError(f"an experiment must have one budget: updates, examples or seconds. Received: {received}")
         if not given:
             object.__setattr__(self, "updates", UPDATES)
         for name, value in given.items():
@@ -86,28 +91,28 @@ class Experiment:
 
     @property
     def effective_batch(self) -> int:
-        """B = T * k * b, the examples behind one update."""
+        """The effective batch B = T * k * b: the number of examples behind one update."""
         return self.towers * self.accumulation_steps * self.microbatch_size
 
     @property
     def seed_numbers(self) -> tuple[int, ...]:
-        """The seeds themselves."""
+        """The seeds as a tuple, also when `seeds` is a number."""
         return tuple(range(self.seeds)) if isinstance(self.seeds, int) else self.seeds
 
     def of_seeds(self, *seeds: int) -> "Experiment":
-        """The same experiment with these seeds."""
+        """Return the same experiment with these seeds."""
         return replace(self, seeds=seeds)
 
     def to_json(self) -> str:
-        """The experiment as a JSON object: its fields, in order."""
+        """Return the fields as a JSON object, in the order of their definition."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> "Experiment":
-        """The experiment that a JSON object describes; what it leaves out has its default.
+        """Make the experiment that a JSON object describes. Missing fields have their default values.
 
         Raises:
-            ValueError: it is no JSON object, names a field that there is not, or a value is not allowed.
+            ValueError: the text is not a JSON object, a field is unknown, or a value is invalid.
         """
         try:
             values = json.loads(text)
@@ -118,21 +123,27 @@ class Experiment:
         return cls.from_fields(values)
 
     @classmethod
-    def from_fields(cls, values: dict) -> "Experiment":
-        """The experiment with these fields, after a check that all of them are known."""
+    def from_fields(cls, values: Mapping[str, Any]) -> "Experiment":
+        """Make the experiment with these fields.
+
+        Raises:
+            ValueError: a field is unknown, or a value is invalid.
+        """
         known = [field.name for field in fields(cls)]
         for name in values:
             _checks.one_of("an experiment's field", name, known)
         return cls(**values)
 
 
-def _normal_seeds(seeds) -> int | tuple[int, ...]:
-    """Seeds in their one form: (0, 1, 2) is 3, so that equal experiments compare equal."""
+def _normal_seeds(seeds: Any) -> int | tuple[int, ...]:
+    """Replace (0, 1, 2) by 3, so that experiments with the same seeds compare equal."""
     if isinstance(seeds, (list, tuple)):
         for seed in seeds:
             _checks.natural_number("a seed", seed)
         if not seeds or len(set(seeds)) < len(seeds):
-            raise ValueError(f"seeds must be a number of seeds, or different ones, at least one. Received: {seeds!r}")
+            raise ValueError(
+                f"seeds must be the number of seeds, or at least one seed, all different. Received: {seeds!r}"
+            )
         seeds = tuple(int(seed) for seed in seeds)
         return len(seeds) if seeds == tuple(range(len(seeds))) else seeds
     _checks.positive_integer("seeds", seeds, otherwise="different integers of 0 or more, or ")

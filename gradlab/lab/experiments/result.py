@@ -1,25 +1,24 @@
-"""A result: what an experiment's trainings gave, as arrays with named axes, to be saved, loaded and compared."""
+"""The result of an experiment: arrays with named axes that can be saved, loaded and compared."""
 
-import contextlib
-import io
 import json
 import os
-import pathlib
-import tempfile
-import zipfile
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gradlab.lab.experiments import result_file
 from gradlab.lab.experiments.experiment import Experiment
+from gradlab.lab.experiments.summary import spread
 from gradlab.lab.experiments.training import Update
 from gradlab.measure.noise_scale import NoiseScale, gradient_noise_scale
 
-FORMAT = 1  # of a saved result; another one is not read
+if TYPE_CHECKING:
+    import pandas
 
-# What each array's axes are. Where a seed had fewer updates than another, or an update fewer micro-batches, the rest is
-# NaN (in weights 0).
+# The axes of each array. Where a seed had fewer updates than another, or an update fewer micro-batches, the missing
+# entries are NaN (0 in weights).
 AXES = {
     "losses": ("seed", "update", "microbatch"),
     "weights": ("seed", "update", "microbatch"),
@@ -29,32 +28,53 @@ AXES = {
     "update_seconds": ("seed", "update"),
     "peak_memory_bytes": ("seed",),
 }
-# What was computed; the rest is how long it took and what it needed, which no two runs share.
-NUMBERS = ("losses", "weights", "gradient_norms", "window_gradient_norms", "accuracies")
+# The attribute of `Update` that each array collects. == compares these arrays, except for the times, which no two runs
+# share.
+COLLECTED = {
+    "losses": "losses",
+    "weights": "weights",
+    "gradient_norms": "gradient_norms",
+    "window_gradient_norms": "window_gradient_norm",
+    "accuracies": "accuracy",
+    "update_seconds": "seconds",
+}
+# The columns of `Result.to_frame`, and the attribute of `Result` that each one shows.
+COLUMNS = {
+    "loss": "losses",
+    "weight": "weights",
+    "gradient_norm": "gradient_norms",
+    "window_loss": "window_losses",
+    "window_gradient_norm": "window_gradient_norms",
+    "accuracy": "accuracies",
+    "update_seconds": "update_seconds",
+    "peak_memory_bytes": "peak_memory_bytes",
+}
 ENDINGS = ("finished", "diverged", "stopped")
 
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What an experiment gave.
+    """The result of an experiment.
 
-    Two results are equal when the same experiment gave the same numbers, to the bit; times, memory and environments are
+    Two results are equal when the same experiment gave bitwise identical numbers. Times, memory and environments are
     not compared.
 
     Attributes:
-        experiment: what was run.
+        experiment: the experiment that was run.
         seeds: the seeds that were trained, in order.
         endings: for each seed "finished", "diverged" (its last loss or gradient is not finite) or "stopped".
         losses: the mean loss of each micro-batch, in nats, shape (seed, update, micro-batch).
-        weights: the examples of each micro-batch, 0 where there was none; of that shape.
-        gradient_norms: the norm of each micro-batch's gradient; of that shape.
+        weights: the number of examples in each micro-batch, 0 where there was none; same shape.
+        gradient_norms: the norm of each micro-batch's gradient; same shape.
         window_gradient_norms: the norm of the window's mean gradient, shape (seed, update).
-        accuracies: the share of the test images recognised after an update, NaN where it was not measured; of that
-            shape.
-        update_seconds: what an update took; of that shape. Seeds that ran together share one figure.
-        peak_memory_bytes: the most that the process (on a GPU: TensorFlow there) held while a seed was trained, shape
-            (seed,); NaN where it cannot be read.
-        environments: for each seed where it was trained: versions, device, processor, commit, date, seeds together.
+        accuracies: the fraction of test images classified correctly after an update, shape (seed, update); NaN where it
+            was not measured.
+        update_seconds: the duration of each update, shape (seed, update). Seeds that were trained together have
+            the same values.
+        peak_memory_bytes: the most memory that the process held while a seed was trained (on a GPU: that TensorFlow
+            held there), shape (seed,); NaN where it cannot be read.
+        environments: for each seed a description of where it was trained: versions, device, processor, commit, date,
+            and how many seeds were trained together.
     """
 
     experiment: Experiment
@@ -71,63 +91,62 @@ class Result:
 
     @classmethod
     def of_updates(
-        cls, experiment: Experiment, seed: int, updates: Sequence[Update], ending: str, peak: float, environment: dict
+        cls,
+        experiment: Experiment,
+        seed: int,
+        updates: Sequence[Update],
+        ending: str,
+        peak_memory_bytes: float,
+        environment: dict,
     ) -> "Result":
-        """The result of one seed's training."""
+        """Make the result of one seed from its updates. The arguments are the attributes of `Result` for that seed."""
         microbatches = max((len(update.losses) for update in updates), default=0)
-
-        def each(values, filler=np.nan):
-            array = np.full([1, len(updates), microbatches], filler, np.float64)
-            for row, value in zip(array[0], values):
-                row[: len(value)] = value
-            return array
-
+        arrays = {}
+        for name, attribute in COLLECTED.items():
+            values = [getattr(update, attribute) for update in updates]
+            if "microbatch" in AXES[name]:
+                values = _rows(values, microbatches, _filler(name))
+            arrays[name] = np.array([values], np.float64)  # an accuracy of None becomes NaN
         return cls(
             experiment=experiment,
             seeds=(seed,),
             endings=(ending,),
-            losses=each(update.losses for update in updates),
-            weights=each((update.weights for update in updates), filler=0),
-            gradient_norms=each(update.gradient_norms for update in updates),
-            window_gradient_norms=np.array([[update.window_gradient_norm for update in updates]], np.float64),
-            accuracies=np.array([[update.accuracy for update in updates]], np.float64),  # None becomes NaN
-            update_seconds=np.array([[update.seconds for update in updates]], np.float64),
-            peak_memory_bytes=np.array([peak], np.float64),
+            peak_memory_bytes=np.array([peak_memory_bytes], np.float64),
             environments=(environment,),
+            **arrays,
         )
 
     @classmethod
-    def join(cls, experiment: Experiment, parts: Sequence["Result"]) -> "Result":
-        """The result of an experiment whose seeds were trained apart."""
-        joined = {}
+    def join(cls, experiment: Experiment, results: Sequence["Result"]) -> "Result":
+        """Join the results of an experiment's seeds that were trained separately."""
+        joined: dict[str, Any] = {}
         for name, axes in AXES.items():
-            arrays = [getattr(part, name) for part in parts]
+            arrays = [getattr(result, name) for result in results]
             shape = [max(array.shape[axis] for array in arrays) for axis in range(1, len(axes))]
-            filler = 0 if name == "weights" else np.nan
-            joined[name] = np.concatenate([_padded(array, shape, filler) for array in arrays])
+            joined[name] = np.concatenate([_padded(array, shape, _filler(name)) for array in arrays])
         for name in ("seeds", "endings", "environments"):
-            joined[name] = tuple(value for part in parts for value in getattr(part, name))
+            joined[name] = tuple(value for result in results for value in getattr(result, name))
         return cls(experiment=experiment, **joined)
 
     @property
     def updates(self) -> np.ndarray:
-        """How many updates each seed had, shape (seed,)."""
+        """The number of updates of each seed, shape (seed,)."""
         return (self.weights.sum(axis=2) > 0).sum(axis=1)
 
     @property
     def sound_updates(self) -> np.ndarray:
-        """How many updates each seed had before its loss or gradient was no longer finite, shape (seed,)."""
+        """The number of updates of each seed whose loss and gradients are finite, shape (seed,)."""
         return self.updates - (np.array(self.endings) == "diverged")
 
     @property
     def window_losses(self) -> np.ndarray:
-        """The large batch's loss of each update, in nats, shape (seed, update); NaN where there was none."""
+        """The loss of each window: the large batch's loss, in nats, shape (seed, update); NaN where there was none."""
         with np.errstate(invalid="ignore"):
             return np.where(self.weights > 0, self.losses * self.weights, 0).sum(axis=2) / self.weights.sum(axis=2)
 
     @property
     def examples(self) -> np.ndarray:
-        """The examples seen up to and with each update, shape (seed, update)."""
+        """The number of examples up to and including each update, shape (seed, update)."""
         return self.weights.sum(axis=2).cumsum(axis=1)
 
     @property
@@ -137,11 +156,18 @@ class Result:
 
     @property
     def best_accuracies(self) -> np.ndarray:
-        """The best of each seed's measured test accuracies, shape (seed,): the more looks, the better it looks."""
+        """The best of each seed's measured test accuracies, shape (seed,).
+
+        The more often the accuracy was measured, the higher its maximum is by chance alone.
+        """
         return np.fmax.reduce(self.accuracies, axis=1, initial=np.nan)
 
     def noise_scale(self, smoothing: float = 0.99) -> list[NoiseScale]:
-        """The gradient noise scale from the norms of each run that finished: see `gradlab.gradient_noise_scale`."""
+        """Compute the gradient noise scale of each seed that finished, from its gradient norms.
+
+        Args:
+            smoothing: of the running means: see `gradlab.gradient_noise_scale`.
+        """
         return [
             gradient_noise_scale(norms[:n], window_norms[:n], weights[:n], smoothing)
             for norms, window_norms, weights, n, ending in zip(
@@ -150,18 +176,15 @@ class Result:
             if ending == "finished"
         ]
 
-    def summary(self) -> dict:
-        """The result in a few numbers, for JSON: accuracies in percent, None where there is nothing to say."""
+    def summary(self) -> dict[str, Any]:
+        """Return the result in a few numbers that can be written as JSON.
 
-        def spread(values) -> list[float] | None:  # mean and standard deviation over seeds
-            values = np.asarray(values, np.float64)
-            values = values[np.isfinite(values)]
-            return (
-                [round(float(values.mean()), 3), round(float(values.std(ddof=min(1, len(values) - 1))), 3)]
-                if len(values)
-                else None
-            )
-
+        Returns:
+            A dictionary: "experiment" holds its fields and "endings" a list with one ending per seed.
+            "last_accuracy_percent", "best_accuracy_percent", "last_loss_nats" and "gradient_noise_scale_examples" are
+            [mean, standard deviation] over seeds, or None where there is no finite value.
+            "median_update_milliseconds" is a number.
+        """
         scales = [scale.value for scale in self.noise_scale()] if self.losses.shape[2] > 1 else []
         return {
             "experiment": json.loads(self.experiment.to_json()),
@@ -173,38 +196,36 @@ class Result:
             "gradient_noise_scale_examples": spread(scales),
         }
 
-    def to_frame(self):
-        """The result as a pandas.DataFrame, a row a (seed, update, micro-batch), numbered from 0 but for updates (1).
+    def to_frame(self) -> "pandas.DataFrame":
+        """Return a pandas.DataFrame with one row for each (seed, update, micro-batch).
 
-        What belongs to a whole update or seed is repeated in each of its rows.
+        Updates are numbered from 1, micro-batches from 0. Values of a whole update or seed are repeated in each of its
+        rows.
+
+        Raises:
+            ModuleNotFoundError: pandas is not installed.
         """
-        import pandas as pd
+        try:
+            import pandas
+        except ModuleNotFoundError as error:
+            message = 'Result.to_frame needs the extra "lab": pip install "gradlab[lab]". Received: no module pandas'
+            raise ModuleNotFoundError(message, name=error.name) from None
 
-        seed, update, microbatch = np.nonzero(self.weights)
-        return pd.DataFrame(
-            {
-                "seed": np.array(self.seeds, int)[seed],
-                "update": update + 1,
-                "microbatch": microbatch,
-                "loss": self.losses[seed, update, microbatch],
-                "weight": self.weights[seed, update, microbatch],
-                "gradient_norm": self.gradient_norms[seed, update, microbatch],
-                "window_loss": self.window_losses[seed, update],
-                "window_gradient_norm": self.window_gradient_norms[seed, update],
-                "accuracy": self.accuracies[seed, update],
-                "update_seconds": self.update_seconds[seed, update],
-                "peak_memory_bytes": self.peak_memory_bytes[seed],
-            }
-        )
+        rows = np.nonzero(self.weights)
+        columns = {"seed": np.array(self.seeds, int)[rows[0]], "update": rows[1] + 1, "microbatch": rows[2]}
+        for column, attribute in COLUMNS.items():
+            array = getattr(self, attribute)
+            columns[column] = array[rows[: array.ndim]]  # the axes of every array are the first ones of `weights`
+        return pandas.DataFrame(columns)
 
-    def __eq__(self, other) -> bool:
+    def __eq__(self, other: object) -> bool:
         if not isinstance(other, Result):
             return NotImplemented
         same = (self.experiment, self.seeds, self.endings) == (other.experiment, other.seeds, other.endings)
-        pairs = [(getattr(self, name), getattr(other, name)) for name in NUMBERS]
+        pairs = [(getattr(self, name), getattr(other, name)) for name in COLLECTED if name != "update_seconds"]
         return same and all(ours.shape == theirs.shape and ours.tobytes() == theirs.tobytes() for ours, theirs in pairs)
 
-    __hash__ = None
+    __hash__ = None  # type: ignore[assignment]  # arrays can be changed, so results cannot be keys
 
     def __repr__(self) -> str:
         e = self.experiment
@@ -212,91 +233,56 @@ class Result:
         what = f"{e.method}, {e.model} on {e.dataset}, k = {e.accumulation_steps}, b = {e.microbatch_size}"
         return f"Result: {what}; {counts}"
 
-    def save(self, path) -> None:
-        """Writes the result to one file: a zip archive with result.json and an .npy file an array, without pickles.
+    def save(self, path: str | os.PathLike) -> None:
+        """Write the result to one file: a zip archive with result.json and one .npy file per array, without pickles.
 
-        The file is there as a whole or not at all; one that was there before stays until then.
+        The file appears only when it is complete. Until then, a file that was there before stays as it is.
 
         Raises:
-            OSError: it could not be written; the message says what was not saved.
+            OSError: the file could not be written; the message says which result was not saved.
         """
-        path = pathlib.Path(path)
-        about = {
-            "format": FORMAT,
+        description = {
             "experiment": json.loads(self.experiment.to_json()),
             "seeds": self.seeds,
             "endings": self.endings,
             "environments": self.environments,
         }
         try:
-            with replacing(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-                archive.writestr("result.json", json.dumps(about, indent=1))
-                for name in AXES:
-                    content = io.BytesIO()
-                    np.save(content, getattr(self, name), allow_pickle=False)
-                    archive.writestr(f"{name}.npy", content.getvalue())
+            result_file.write(path, description, {name: getattr(self, name) for name in AXES})
         except OSError as error:
-            kept = "; the file that was there before is unchanged" if path.exists() else ""
+            kept = "; the previous file is unchanged" if os.path.exists(path) else ""
             raise OSError(error.errno, f"{self!r} was not saved ({error.strerror}){kept}", str(path)) from None
 
     @classmethod
-    def load(cls, path) -> "Result":
-        """Reads a result that `save` wrote.
+    def load(cls, path: str | os.PathLike) -> "Result":
+        """Read a result that `save` wrote.
 
         Raises:
-            FileNotFoundError: there is none.
-            ValueError: the file is damaged, or no result of this format.
+            FileNotFoundError: there is no such file.
+            ValueError: the file is damaged, or does not contain a result of this format.
         """
-        path = pathlib.Path(path)
-        content = path.read_bytes()
+        description, arrays = result_file.read(path, AXES)
         try:
-            with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-                about = json.loads(archive["result.json"])
-                if about.pop("format") != FORMAT:
-                    raise ValueError("another format")
-                arrays = {name: archive[name] for name in AXES}
-            made = {name: tuple(about[name]) for name in ("seeds", "endings", "environments")}
-            result = cls(experiment=Experiment.from_fields(about["experiment"]), **made, **arrays)
-            _check_shapes(result)
-        except Exception as error:  # a damaged archive fails in many ways
-            raise ValueError(
-                f"a result must be a file that Result.save wrote, whole. Received: {path} "
-                f"({type(error).__name__}: {error})"
-            ) from None
-        return result
+            tuples = {name: tuple(description[name]) for name in ("seeds", "endings", "environments")}
+            return cls(Experiment.from_fields(description["experiment"]), **tuples, **arrays)
+        except (KeyError, TypeError, ValueError) as error:
+            raise result_file.UnreadableResult(path, f"which is damaged ({error})") from None
 
 
-assert set(AXES) < {field.name for field in fields(Result)}
+def _filler(name: str) -> float:
+    return 0.0 if name == "weights" else np.nan
 
 
-@contextlib.contextmanager
-def replacing(path: pathlib.Path):
-    """A file to write to that takes path's place when all is written, and leaves no trace when that fails."""
-    number, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with open(number, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(number)
-        os.chmod(name, 0o644)  # a temporary file is its owner's alone
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
+def _rows(values: Iterable[Sequence[float]], length: int, filler: float) -> np.ndarray:
+    """Stack sequences of different lengths as the rows of one array."""
+    values = list(values)
+    array = np.full([len(values), length], filler, np.float64)
+    for row, value in zip(array, values):
+        row[: len(value)] = value
+    return array
 
 
-def _padded(array: np.ndarray, shape: Sequence[int], filler) -> np.ndarray:
+def _padded(array: np.ndarray, shape: Sequence[int], filler: float) -> np.ndarray:
+    """Pad all axes but the first to `shape`."""
     widths = [(0, 0)] + [(0, wanted - there) for wanted, there in zip(shape, array.shape[1:])]
     return np.pad(array, widths, constant_values=filler)
-
-
-def _check_shapes(result: Result) -> None:
-    sizes = {"seed": len(result.seeds)}
-    for name, axes in AXES.items():
-        array = getattr(result, name)
-        if array.dtype != np.float64 or array.ndim != len(axes):
-            raise ValueError(f"{name} is not of its type")
-        for axis, size in zip(axes, array.shape):
-            if sizes.setdefault(axis, size) != size:
-                raise ValueError(f"{name} has {size} along {axis}")

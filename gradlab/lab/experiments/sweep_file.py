@@ -1,14 +1,14 @@
-"""A sweep in a TOML file.
+"""TOML files that describe the experiments of a sweep.
 
-[all]                           # fields of every experiment
+[all]                           # fields that all experiments share
 model = "lenet"
 seeds = 10
 
-[[run]]                         # an experiment's own fields; any number of these, or none
+[[run]]                         # fields of one experiment; any number of these tables, or none
 accumulation_steps = 5
 microbatch_size = 20
 
-[grid]                          # each of them with every combination of these
+[grid]                          # every [[run]] is repeated with each combination of these values
 method = ["placeholders", "microbatched"]
 learning_rate = [1e-3, 1e-4]
 """
@@ -27,22 +27,32 @@ else:
 
 
 def read(path: str | os.PathLike) -> list[Experiment]:
-    """The experiments of a TOML file, in order.
+    """Read the experiments of a TOML file.
+
+    Args:
+        path: the file, in the form that this module's docstring shows.
+
+    Returns:
+        The experiments: the first [[run]] with every combination of [grid], then the second, and so on.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is no TOML, has other tables, or describes an experiment that there cannot be.
+        OSError: the file cannot be read.
+        ValueError: the file is not TOML, has other tables, or describes an invalid experiment.
     """
     try:
         tables = tomllib.loads(pathlib.Path(path).read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"a sweep's file must be TOML. Received: {path} ({error})") from None
-    for name in tables:
+        raise ValueError(f"a sweep file must be TOML. Received: {path} ({error})") from None
+    for name, table in tables.items():
         if name not in ("all", "run", "grid"):
-            raise ValueError(f"a sweep's file has the tables [all], [[run]] and [grid]. Received: {name}")
+            raise ValueError(f"a sweep file may have the tables [all], [[run]] and [grid]. Received: {name}")
+        of_run = isinstance(table, list) and all(isinstance(each, dict) for each in table)
+        if not (of_run if name == "run" else isinstance(table, dict)):
+            raise ValueError(
+                "a sweep file must have at most one table [all], one [grid], and [[run]] in double brackets. "
+                f"Received: {name} = {table!r}"
+            )
     shared, runs, grid = tables.get("all", {}), tables.get("run", [{}]), tables.get("grid", {})
-    if not isinstance(shared, dict) or not isinstance(grid, dict) or not isinstance(runs, list):
-        raise ValueError("a sweep's file has one table [all], one [grid], and [[run]] in double brackets.")
     for name, values in grid.items():
         if not isinstance(values, list) or not values:
             raise ValueError(f"[grid] must give each field a list of values. Received: {name} = {values!r}")

@@ -1,41 +1,49 @@
-"""What an executor's worker does for a sweep. Importing it starts nothing: TensorFlow comes with the work."""
+"""The function that an executor's workers call for a sweep. Importing this module does not import TensorFlow."""
 
 import contextlib
 import io
 import multiprocessing
 import os
 import threading
+from typing import TYPE_CHECKING, Any
 
 from gradlab import runtime
+
+if TYPE_CHECKING:
+    from gradlab.lab.experiments.result import Result
 
 _lock = threading.Lock()
 
 
 def end_with_parent() -> None:
-    """Ends this process when its parent dies: a pool's workers would wait for ever for work that cannot come."""
+    """End this process as soon as its parent has ended. Otherwise a pool's workers would wait for jobs forever."""
 
-    def watch():
-        multiprocessing.parent_process().join()
-        os._exit(1)
+    def watch() -> None:
+        parent = multiprocessing.parent_process()
+        if parent is not None:
+            parent.join()
+            os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
 
 
-def work(part: str, setup: dict | None):
-    """Trains the part of a sweep that a JSON object describes, in a process set up as the sweep's own was.
+def work(job: str, setup: dict[str, Any] | None) -> "Result":
+    """Train one job of a sweep, in a process that is set up like the process of the sweep.
 
     Args:
-        part: `Experiment.to_json()`.
-        setup: the arguments of `gradlab.setup`, or None.
+        job: `Experiment.to_json()`.
+        setup: the arguments for `gradlab.setup`, or None to leave TensorFlow as it is.
 
     Returns:
-        A `Result`.
+        The job's `Result`.
     """
+    # These modules import TensorFlow, whose start-up messages would appear in the terminal of the sweep. The lock is
+    # for executors of threads, which must not set TensorFlow up twice.
     with _lock, runtime.without_startup_noise():
-        from gradlab.lab.experiments import sweep
         from gradlab.lab.experiments.experiment import Experiment
+        from gradlab.lab.experiments.run import run_job
 
         if setup is not None and runtime.current() is None:
             with contextlib.redirect_stdout(io.StringIO()):
                 runtime.setup(**setup)
-    return sweep.run_part(Experiment.from_json(part))
+    return run_job(Experiment.from_json(job))
