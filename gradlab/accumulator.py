@@ -1,7 +1,8 @@
-"""GradientAccumulator: gradients added up in variables, so that an update can wait for a whole window."""
+"""GradientAccumulator: the weighted mean of the gradients of several micro-batches, summed in variables."""
 
 from collections.abc import Sequence
 from numbers import Real
+from typing import Any
 
 import tensorflow as tf
 
@@ -9,24 +10,28 @@ from gradlab.averaging import accumulation_dtype, check_gradients, variable_name
 
 
 class GradientAccumulator:
-    """Adds up gradients in variables of its own and gives their weighted mean.
+    """Sums gradients in variables of its own and returns their weighted mean.
 
-    In words::
+    In pseudocode::
 
         zero():          sum = 0                          weight = 0
         add(g, w):       sum = sum + w * g                weight = weight + w
         mean():          sum / weight
 
-    The mean divides by what was really added, never by a planned number of micro-batches, so a window's ragged tail
-    counts for what it is. Give each micro-batch the weight of its examples (or tokens) when they differ in number.
+    The mean divides by the weight that was actually added, never by a planned number of micro-batches, so a ragged tail
+    counts by its true size. If micro-batches differ in size, pass the number of examples (or tokens) of each as its
+    weight.
 
-    It works eagerly, inside `tf.function`, and in a `tf.compat.v1` static graph. There, `zero`, `add` and `mean` build
-    operations and tensors, to be run by a session in this order; one `session.run` each, since a graph has no order
-    of its own.
+    It works eagerly, inside `tf.function`, and in a `tf.compat.v1` static graph. In a static graph, `zero`, `add` and
+    `mean` return operations and tensors that a session runs. Use one `session.run` for each, in this order: within a
+    single run, a graph does not execute its operations in the order in which they were built.
 
     Args:
-        variables: the variables whose gradients will come: tf.Variable or Keras variables.
-        dtype: the type to add up in. None: float32 for half-precision variables, else the variable's own type.
+        variables: the variables whose gradients are summed: tf.Variable or Keras variables.
+        dtype: the type of the sums. None: float32 for half-precision variables, otherwise the variable's own type.
+
+    Raises:
+        ValueError: there are no variables, or the type of a sum is not a floating-point type.
 
     Example:
         >>> w = tf.Variable([1.0, 2.0], name="w")
@@ -37,7 +42,7 @@ class GradientAccumulator:
         array([2., 1.], dtype=float32)
     """
 
-    def __init__(self, variables: Sequence, dtype=None):
+    def __init__(self, variables: Sequence, dtype: tf.DType | str | None = None) -> None:
         self._variables = list(variables)
         if not self._variables:
             raise ValueError("GradientAccumulator needs at least one variable. Received: an empty list")
@@ -45,52 +50,57 @@ class GradientAccumulator:
         for variable, wanted in zip(self._variables, self._dtypes):
             if not wanted.is_floating:
                 raise ValueError(
-                    f"GradientAccumulator adds up in a floating type, which {variable_name(variable)} would not get. "
+                    f"GradientAccumulator needs a floating-point type for the sum of {variable_name(variable)}. "
                     f"Received: {wanted.name}"
                 )
         self._sums = [
             tf.Variable(tf.zeros(v.shape, wanted), trainable=False, name=f"{_leaf(v)}_sum")
             for v, wanted in zip(self._variables, self._dtypes)
         ]
-        # float32 counts examples exactly up to 16.7 million a window.
+        # In float32, the number of examples is exact up to 16.7 million per window.
         weight_dtype = tf.float64 if tf.float64 in self._dtypes else tf.float32
         self._weight = tf.Variable(tf.zeros([], weight_dtype), trainable=False, name="weight_sum")
-        # A variable that no gradient ever reached has the mean None, as in the large batch: optimizers skip it.
+        # A variable without any gradient has the mean None, as in the large batch, so that optimizers skip it.
         self._reached = [False] * len(self._variables)
 
     @property
     def variables(self) -> list[tf.Variable]:
-        """The accumulator's own variables: one sum a model variable, and the weight."""
+        """The accumulator's own variables: one sum for each model variable, and the weight."""
         return [*self._sums, self._weight]
 
     @property
     def weight(self) -> tf.Tensor:
-        """The weight added since `zero()`: a scalar."""
+        """The sum of the weights added since `zero()`, a scalar."""
         return tf.convert_to_tensor(self._weight)
 
-    def zero(self):
-        """Forgets everything: a new window begins. In a static graph: returns the operation that does."""
-        return _done([variable.assign(tf.zeros_like(variable)) for variable in self.variables])
-
-    def add(self, gradients: Sequence, weight=1.0):
-        """Adds one micro-batch's gradients, each the gradient of that micro-batch's mean loss.
-
-        Args:
-            gradients: for each variable, in order, a tensor of its shape, a `tf.IndexedSlices` (whose rows are added
-                in place, without a dense copy) or None, which counts as zero. In the variable's type or the
-                accumulator's.
-            weight: the micro-batch's examples: a number above or equal to 0, or a scalar tensor.
+    def zero(self) -> tf.Operation | None:
+        """Set the sums and the weight to zero, to begin a new window.
 
         Returns:
-            In a static graph, the operation that adds; else None.
+            In a static graph, the operation that does it; otherwise None.
+        """
+        return _done([variable.assign(tf.zeros_like(variable)) for variable in self.variables])
+
+    def add(self, gradients: Sequence, weight: float | tf.Tensor = 1.0) -> tf.Operation | None:
+        """Add the gradients of one micro-batch's mean loss.
+
+        Args:
+            gradients: for each variable, in order: a tensor of its shape; a `tf.IndexedSlices`, whose rows are added in
+                place, without a dense copy; or None, which counts as zero. Their type is that of the variable or that
+                of its sum.
+            weight: the weight of the micro-batch, usually its number of examples: a number of 0 or more, or a scalar
+                tensor.
+
+        Returns:
+            In a static graph, the operation that adds the gradients; otherwise None.
 
         Raises:
-            ValueError: gradients of another structure, shape or type than the variables', or a bad weight.
+            ValueError: the gradients differ from the variables in number, shape or type, or the weight is negative or
+                not finite.
         """
         gradients = list(gradients)
         check_gradients(gradients, self._variables, "GradientAccumulator.add", self._dtypes)
-        if isinstance(weight, Real) and not 0 <= weight < float("inf"):
-            raise ValueError(f"weight must be finite and 0 or more. Received: {weight!r}")
+        _check_weight(weight)
         added = [self._weight.assign_add(tf.cast(weight, self._weight.dtype))]
         for i, (total, gradient) in enumerate(zip(self._sums, gradients)):
             if gradient is None:
@@ -105,14 +115,14 @@ class GradientAccumulator:
         return _done(added)
 
     def mean(self) -> list:
-        """The weighted mean of everything added since `zero()`.
+        """The weighted mean of all gradients added since `zero()`.
 
         Returns:
-            For each variable a tensor of its shape and type, or None when no gradient ever reached it.
+            For each variable a tensor of its shape and type, or None if no gradient of this variable was ever added.
 
         Raises:
-            ValueError: nothing was added. Inside `tf.function` and static graphs the same sentence comes as a
-                `tf.errors.InvalidArgumentError` when the operation runs.
+            ValueError: no gradients with a weight above 0 were added. Inside `tf.function` and in static graphs, the
+                same message is raised as a `tf.errors.InvalidArgumentError` when the operation runs.
         """
         names = ", ".join(variable_name(variable) for variable in self._variables)
         nothing = f"mean() needs gradients: none with a weight above 0 were added since zero() for {names}"
@@ -126,13 +136,18 @@ class GradientAccumulator:
         ]
 
 
-def _done(operations: list):
-    """In a static graph, one operation that runs them all; elsewhere they have run or will in program order."""
+def _check_weight(weight: Any) -> None:
+    if isinstance(weight, Real) and not 0 <= weight < float("inf"):  # type: ignore[operator]
+        raise ValueError(f"weight must be finite and 0 or more. Received: {weight!r}")
+
+
+def _done(operations: list) -> tf.Operation | None:
+    """In a static graph, one operation that runs all of these; otherwise None, since program order runs them."""
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     if graph is None or graph.building_function:
         return None
     return tf.group(*operations)
 
 
-def _leaf(variable) -> str:
+def _leaf(variable: Any) -> str:
     return variable_name(variable).replace("/", "_")

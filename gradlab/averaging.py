@@ -1,37 +1,38 @@
-"""Arithmetic on gradients: the mean over towers. Pure functions, for graphs, tf.function and eager code alike."""
+"""Arithmetic on gradients, such as their mean over towers: pure functions for graphs, tf.function and eager code."""
 
 import math
 from collections.abc import Sequence
 from numbers import Real
+from typing import Any
 
 import tensorflow as tf
 
 
 def average_gradients(tower_grads: Sequence[Sequence[tuple]], weights: Sequence | None = None) -> list[tuple]:
-    """Averages each variable's gradient over the towers.
+    """Average each variable's gradient over the towers.
 
-    In words, for every variable: stack the towers' gradients along a new first axis, take the mean over that axis.
-    With weights it is the weighted mean, sum(weight * gradient) / sum(weight), which makes unequal towers give the
-    gradient of the whole batch. In a static graph this is where the towers wait for each other: no gradient can be
-    applied before the last tower has delivered its own.
+    For every variable, this stacks the towers' gradients along a new first axis and takes the mean over that axis. With
+    weights it takes the weighted mean, sum(weight * gradient) / sum(weight), so that towers with different numbers of
+    examples give the gradient of the whole batch. In a static graph the towers synchronize here: no gradient can be
+    applied before the last tower has computed its own.
 
     Args:
         tower_grads: a list over towers of lists of (gradient, variable), as `compute_gradients` returns them. The
             towers share their variables and list them in the same order. A gradient is a tensor of its variable's
-            shape, a `tf.IndexedSlices`, or None where the tower's loss does not depend on the variable.
-        weights: examples a tower (numbers or scalar tensors), when the towers' batches are not equally large; each
-            tower's gradient is that of its own mean loss. None: equal towers. A tower of weight 0 must still have
-            finite gradients.
+            shape, a `tf.IndexedSlices`, or None if the tower's loss does not depend on the variable.
+        weights: the number of examples of each tower (numbers or scalar tensors), needed if these numbers differ. Each
+            tower's gradient is then that of its own mean loss. A tower of weight 0 must still have finite gradients.
+            None: all towers count equally.
 
     Returns:
-        A list of (mean gradient, variable), the variable as the first tower gives it. None counts as zero, unless
-        every tower has None: then the mean is None, and optimizers skip the variable. Where every gradient is a
-        `tf.IndexedSlices` the mean is one too, each row named once. Half-precision gradients are averaged in float32
-        and returned in their own type.
+        A list of (mean gradient, variable), with the variables of the first tower. None counts as zero, unless every
+        tower has None: then the mean is None, and optimizers skip the variable. If every gradient is a
+        `tf.IndexedSlices`, so is the mean, and it contains each row once. Half-precision gradients are averaged in
+        float32 and returned in their own type.
 
     Raises:
-        ValueError: no towers, towers of other variables, a gradient of another shape or type than its variable, or
-            weights that do not fit the towers.
+        ValueError: there are no towers, the towers have different variables, a gradient differs from its variable in
+            shape or type, or the weights do not match the towers.
 
     Example:
         >>> w = tf.Variable([1.0, 2.0], name="w")
@@ -54,7 +55,7 @@ def average_gradients(tower_grads: Sequence[Sequence[tuple]], weights: Sequence 
     return [(_mean(column, weights), variable) for column, variable in zip(columns, variables)]
 
 
-def _mean(gradients: Sequence, weights: Sequence | None):
+def _mean(gradients: Sequence, weights: Sequence | None) -> tf.Tensor | tf.IndexedSlices | None:
     """The (weighted) mean of one variable's gradients over the towers."""
     present = [gradient for gradient in gradients if gradient is not None]
     if not present:
@@ -70,21 +71,23 @@ def _mean(gradients: Sequence, weights: Sequence | None):
 
     if all(isinstance(gradient, tf.IndexedSlices) for gradient in present):
         values = tf.concat([tf.cast(g.values, compute) * w for g, w in zip(present, weights)], axis=0) / total
-        indices = tf.concat([g.indices for g in present], axis=0)
-        return _each_row_once(values, indices, present[0].dense_shape, dtype)
+        rows, sums = _sum_rows(values, tf.concat([g.indices for g in present], axis=0))
+        return tf.IndexedSlices(tf.cast(sums, dtype), rows, present[0].dense_shape)
     stack = tf.stack([tf.cast(tf.convert_to_tensor(g), compute) * w for g, w in zip(present, weights)])
     return tf.cast(tf.reduce_sum(stack, axis=0) / total, dtype)
 
 
-def _each_row_once(values, indices, dense_shape, dtype) -> tf.IndexedSlices:
-    """Adds up the values of equal indices: optimizers and norms square each row, and a sum is not squared by parts."""
+def _sum_rows(values: tf.Tensor, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Sum the values that have the same index: the different indices, and the sum for each of them.
+
+    Optimizers and norms square each row, and the square of a sum is not the sum of the squares.
+    """
     rows, position = tf.unique(indices)
-    sums = tf.math.unsorted_segment_sum(values, position, tf.size(rows))
-    return tf.IndexedSlices(tf.cast(sums, dtype), rows, dense_shape)
+    return rows, tf.math.unsorted_segment_sum(values, position, tf.size(rows))
 
 
-def accumulation_dtype(dtype) -> tf.DType:
-    """The type to add gradients up in: float32 for the half-precision types, else their own.
+def accumulation_dtype(dtype: tf.DType | str) -> tf.DType:
+    """The type in which gradients are summed: float32 for the half-precision types, otherwise their own type.
 
     >>> accumulation_dtype("bfloat16"), accumulation_dtype("float64")
     (tf.float32, tf.float64)
@@ -94,22 +97,24 @@ def accumulation_dtype(dtype) -> tf.DType:
 
 
 def divide(gradients: Sequence, weight: tf.Tensor | None, variables: Sequence) -> list:
-    """Divides sums of weighted gradients by their weight (None: 1) and casts each to its variable's type.
+    """Divide sums of weighted gradients by their weight and cast each to its variable's type.
 
-    A weight of 0 gives gradients of 0, and None stays None.
+    Args:
+        gradients: for each variable a sum of gradients, or None, which stays None.
+        weight: the sum of the weights, a scalar; a weight of 0 gives gradients of 0. None: only cast.
+        variables: the variables that the gradients belong to, in the same order.
     """
     if weight is not None:
         gradients = [s if s is None else tf.math.divide_no_nan(s, tf.cast(weight, s.dtype)) for s in gradients]
     return [s if s is None else tf.cast(s, variable.dtype) for s, variable in zip(gradients, variables)]
 
 
-def squared_norm(gradients: Sequence, dtype) -> tf.Tensor:
-    """The sum of the squares of all elements of the gradients, computed in a given type: a scalar."""
+def squared_norm(gradients: Sequence, dtype: tf.DType | str) -> tf.Tensor:
+    """The sum of the squares of all elements of the gradients, computed in the given type: a scalar."""
     halves = [tf.zeros([], dtype)]
     for gradient in gradients:
-        if isinstance(gradient, tf.IndexedSlices):  # rows with the same index must be summed before they are squared
-            rows, position = tf.unique(gradient.indices)
-            gradient = tf.math.unsorted_segment_sum(gradient.values, position, tf.size(rows))
+        if isinstance(gradient, tf.IndexedSlices):
+            _, gradient = _sum_rows(gradient.values, gradient.indices)
         if gradient is not None:
             halves.append(tf.nn.l2_loss(tf.cast(gradient, dtype)))
     return 2 * tf.add_n(halves)
@@ -121,29 +126,29 @@ def mean_norms(squared_norms: tf.Tensor, shares: tf.Tensor) -> tf.Tensor:
 
 
 def all_finite(tensors: Sequence) -> tf.Tensor:
-    """Whether no tensor contains NaN or inf: a boolean scalar. None is passed over."""
+    """Whether no tensor contains NaN or inf: a boolean scalar. None is skipped."""
     values = [t.values if isinstance(t, tf.IndexedSlices) else t for t in tensors if t is not None]
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in values])
 
 
-def variable_name(variable) -> str:
-    """The name to call a variable by in an error: a Keras variable's path, a TensorFlow variable's name."""
+def variable_name(variable: Any) -> str:
+    """The name of a variable for an error message: a Keras variable's path, a TensorFlow variable's name."""
     return getattr(variable, "path", None) or variable.name.removesuffix(":0")
 
 
 def check_gradients(gradients: Sequence, variables: Sequence, owner: str, dtypes: Sequence | None = None) -> None:
-    """Raises ValueError, naming the variable, unless each gradient is None or fits its variable.
+    """Raise ValueError, naming the variable, unless each gradient is None or matches its variable in shape and type.
 
     Args:
         gradients: tensors, `tf.IndexedSlices` or None.
-        variables: the variables they belong to, in the same order.
-        owner: who brings the gradients, for the sentence: "tower 1".
-        dtypes: for each variable a second type that its gradient may have (an accumulator's own).
+        variables: the variables that they belong to, in the same order.
+        owner: the source of the gradients, for the message, such as "tower 1".
+        dtypes: for each variable, a second type that its gradient may have (that of an accumulator).
     """
     if len(gradients) != len(variables):
         names = ", ".join(variable_name(variable) for variable in variables)
         raise ValueError(
-            f"{owner} must bring one gradient for each of the {len(variables)} variables ({names}). "
+            f"{owner} must have one gradient for each of the {len(variables)} variables ({names}). "
             f"Received: {len(gradients)}"
         )
     for i, (gradient, variable) in enumerate(zip(gradients, variables)):
@@ -170,13 +175,13 @@ def check_gradients(gradients: Sequence, variables: Sequence, owner: str, dtypes
 def _check_same_variables(number: int, variables: list, expected: list) -> None:
     if len(variables) != len(expected):
         raise ValueError(
-            f"Every tower must bring the same variables: tower 0 has {len(expected)}. "
+            f"Every tower must have the same variables: tower 0 has {len(expected)}. "
             f"Received: {len(variables)} from tower {number}"
         )
     for variable, first in zip(variables, expected):
         if variable is not first:
             raise ValueError(
-                f"Every tower must bring the same variables in the same order: tower 0 has {variable_name(first)}. "
+                f"Every tower must have the same variables in the same order: tower 0 has {variable_name(first)}. "
                 f"Received: {variable_name(variable)} from tower {number}"
             )
 

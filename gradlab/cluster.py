@@ -1,4 +1,4 @@
-"""Strategies over towers and workers, and a local cluster for trying them out."""
+"""Strategies over towers and workers, and a local cluster to try them on one machine."""
 
 import contextlib
 import functools
@@ -11,31 +11,34 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from typing import TextIO
+from typing import IO, TYPE_CHECKING, TextIO
 
 from gradlab import _checks, runtime
 
+if TYPE_CHECKING:
+    import tensorflow as tf
 
-@functools.cache  # TensorFlow mixes up the collectives of two strategies in one process
-def strategy():
-    """The tf.distribute strategy for what is there: several workers, several towers, or one device.
+
+@functools.cache  # TensorFlow confuses the collective operations of two strategies in one process
+def strategy() -> "tf.distribute.Strategy":
+    """The tf.distribute strategy for the available workers and devices.
 
     - Several workers, each a process that a scheduler or `python -m gradlab launch` started: a
-      MultiWorkerMirroredStrategy over them. They are found in TF_CONFIG, or on SLURM by TensorFlow's own resolver. A
-      worker computes on its GPUs, or on its CPU as one device.
-    - Several towers, as `gradlab.setup` made them: a MirroredStrategy over their devices.
-    - Else TensorFlow's default, which does nothing special.
+      MultiWorkerMirroredStrategy over them. They are listed in TF_CONFIG or, on SLURM, found by TensorFlow's resolver.
+      A worker computes on its GPUs, or on its CPU as one device.
+    - Several towers, configured by `gradlab.setup`: a MirroredStrategy over their devices.
+    - Otherwise: TensorFlow's default strategy for a single device.
 
-    Call it right after `gradlab.setup`, and make the model and the optimizer `with strategy.scope():`.
+    Call it right after `gradlab.setup`, and create the model and the optimizer inside `with strategy.scope():`.
 
     Returns:
-        A tf.distribute.Strategy: the same one each time.
+        A tf.distribute.Strategy, the same object on every call.
 
     Raises:
         RuntimeError: there are several workers, and TensorFlow has already started its devices.
 
     Example:
-        >>> strategy().num_replicas_in_sync      # here, setup made three towers
+        >>> strategy().num_replicas_in_sync      # after gradlab.setup(towers=3)
         3
     """
     import tensorflow as tf
@@ -49,14 +52,14 @@ def strategy():
         return tf.distribute.MirroredStrategy(devices) if len(devices) > 1 else tf.distribute.get_strategy()
 
 
-def _over_workers():
+def _over_workers() -> "tf.distribute.Strategy":
     import tensorflow as tf
 
     resolver = None  # TF_CONFIG
     if "TF_CONFIG" not in os.environ:
-        # SLURM itself shows each task its own GPUs (srun --gpus-per-task). TensorFlow's resolver would share them out
-        # again, and cannot count tasks without any; so it is told of one a task, and to leave them alone.
-        port = 12000 + int(os.environ.get("SLURM_JOB_ID", "0")) % 20000  # two jobs may meet on a machine
+        # SLURM already assigns each task its own GPUs (srun --gpus-per-task). TensorFlow's resolver would assign them
+        # again, and fails to count tasks without GPUs. So it gets the number of one GPU per task, and assigns none.
+        port = 12000 + int(os.environ.get("SLURM_JOB_ID", "0")) % 20000  # two jobs may share a machine
         resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
             port_base=port, gpus_per_node=runtime.workers(), gpus_per_task=1, auto_set_gpu=False
         )
@@ -65,37 +68,40 @@ def _over_workers():
     except RuntimeError as error:
         raise RuntimeError(
             "gradlab.cluster.strategy must run before TensorFlow starts its devices, that is before its first "
-            f"operation: call it right after gradlab.setup. TensorFlow says: {error}"
+            f"operation: call it right after gradlab.setup. TensorFlow's message: {error}"
         ) from None
 
 
 def launch(command: Sequence[str], workers: int, out: TextIO | None = None, grace: float = 5.0) -> int:
-    """Runs a command as a cluster of local processes, each with its TF_CONFIG, until all are done or one fails.
+    """Run a command as a cluster of local processes, until all have ended or one fails.
 
-    The workers talk over the loopback interface, on ports that were free a moment ago. Their output comes line by line
-    with the worker's number before it. When one fails, or this process is interrupted or terminated, the others are
-    terminated, and killed after the grace: none is left behind.
+    Each process has its own TF_CONFIG. The workers communicate over the loopback interface, on ports that were free
+    just before. Each line of their output is preceded by the worker's number. If a worker fails, or this process is
+    interrupted or terminated, the remaining workers are terminated, and killed after the grace period, so that no
+    process is left behind.
 
     Args:
         command: the program and its arguments.
-        workers: how many to start.
-        out: where to write the workers' output. None: standard output.
-        grace: seconds from terminating to killing.
+        workers: the number of processes.
+        out: the stream to which the workers' output is written. None: standard output.
+        grace: the seconds between terminating and killing a worker.
 
     Returns:
-        0 when all ended well, else the exit status of the first that did not; 128 + n after signal n, as in a shell.
+        0 if all workers succeeded, otherwise the exit status of one that failed; 128 + n after signal n, as in a shell.
 
     Raises:
-        ValueError: workers is not a positive integer, or there is no command.
+        ValueError: workers is not a positive integer, or the command is empty.
     """
     _checks.positive_integer("workers", workers)
     if not command:
         raise ValueError("launch needs a command to run. Received: none")
     out = out or sys.stdout
     addresses = [f"127.0.0.1:{port}" for port in _free_ports(workers)]
-    lock, processes, readers = threading.Lock(), [], []
-    asked = []  # the signals that asked this process to stop
-    handlers = {n: signal.signal(n, lambda number, _: asked.append(number)) for n in (signal.SIGINT, signal.SIGTERM)}
+    lock = threading.Lock()
+    processes: list[subprocess.Popen] = []
+    readers: list[threading.Thread] = []
+    received: list[int] = []  # the signals that ask this process to stop
+    handlers = {n: signal.signal(n, lambda number, _: received.append(number)) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
         for index in range(workers):
             task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
@@ -105,12 +111,12 @@ def launch(command: Sequence[str], workers: int, out: TextIO | None = None, grac
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # one group to end, with whatever the worker itself starts
+                start_new_session=True,  # a process group of its own, which also ends the processes that it starts
             )
             processes.append(process)
             readers.append(threading.Thread(target=_relay, args=(process.stdout, index, out, lock), daemon=True))
             readers[-1].start()
-        while not asked:
+        while not received:
             statuses = [process.poll() for process in processes]
             if any(statuses) or None not in statuses:
                 break
@@ -122,12 +128,13 @@ def launch(command: Sequence[str], workers: int, out: TextIO | None = None, grac
             reader.join(timeout=grace)
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    if asked:
-        return 128 + asked[0]
+    if received:
+        return 128 + received[0]
     return 0 if failed is None else failed if failed > 0 else 128 - failed
 
 
 def _free_ports(count: int) -> list[int]:
+    """Different ports of the loopback interface that no process uses at the moment."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -135,7 +142,8 @@ def _free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
-def _relay(stream, index: int, out: TextIO, lock: threading.Lock) -> None:
+def _relay(stream: IO[bytes], index: int, out: TextIO, lock: threading.Lock) -> None:
+    """Copy the output of a worker line by line, each line with the worker's number."""
     for line in stream:
         with lock:
             out.write(f"[worker {index}] {line.decode(errors='replace').rstrip()}\n")
@@ -143,7 +151,7 @@ def _relay(stream, index: int, out: TextIO, lock: threading.Lock) -> None:
 
 
 def _end(processes: list[subprocess.Popen], grace: float) -> None:
-    """Ends the workers' process groups: politely, then not."""
+    """End the workers' process groups: SIGTERM, then SIGKILL when all workers have ended or the grace is over."""
     for number, until in ((signal.SIGTERM, time.monotonic() + grace), (signal.SIGKILL, time.monotonic() + 2 * grace)):
         for process in processes:
             with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -1,4 +1,4 @@
-"""The one place that configures TensorFlow: towers, threads, determinism, a quiet start."""
+"""Configuration of TensorFlow: towers, threads, random seeds and quiet start-up. Only this module does it."""
 
 import contextlib
 import json
@@ -6,18 +6,23 @@ import os
 import re
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from gradlab import _checks
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """What `setup` chose.
+    """The configuration that `setup` chose.
 
     Attributes:
-        devices: one device name a tower, such as "/device:GPU:0" or "/device:CPU:1".
-        threads: how many operations may run at once, each on one thread; None is TensorFlow's own choice.
+        devices: the device of each tower, such as "/device:GPU:0" or "/device:CPU:1".
+        threads: the number of operations that may run at once, each on one thread. None: TensorFlow's default.
         seed: the seed of Python, NumPy and TensorFlow, or None.
     """
 
@@ -26,33 +31,35 @@ class Runtime:
     seed: int | None
 
 
-_arguments: dict | None = None
+_arguments: dict[str, Any] | None = None
 _runtime: Runtime | None = None
 
 
 def setup(towers: int | None = None, threads: int | str = "auto", seed: int | None = None) -> Runtime:
-    """Configures TensorFlow for this process, once, and says in a line what it chose.
+    """Configure TensorFlow for this process, and print the configuration in one line.
 
-    Why the threads matter: the operations of a small micro-batch are too small to be cut over several cores, but the
-    micro-batches (or towers) can run beside each other. So on CPUs "auto" gives each operation one thread and runs as
-    many operations at once as there are cores. On GPUs it leaves TensorFlow's own choice.
+    Call it once, before TensorFlow's first operation.
 
-    It also makes oneDNN keep its primitives (TF_MKL_OPTIMIZE_PRIMITIVE_MEMUSE=false, unless that is set already): the
-    gradients of small convolutions otherwise take most of their time to make them anew.
+    The number of threads matters on CPUs: the operations of a small micro-batch are too small to be split over several
+    cores, but several micro-batches (or towers) can run in parallel. With "auto", each operation therefore gets one
+    thread, and as many operations run at once as there are cores. On GPUs, "auto" is TensorFlow's default.
+
+    It also sets TF_MKL_OPTIMIZE_PRIMITIVE_MEMUSE=false, unless this variable is set already, so that oneDNN keeps its
+    compiled primitives. Otherwise the gradients of small convolutions spend most of their time compiling them again.
 
     Args:
-        towers: how many towers. None: one a GPU, or one on the CPU. More than there are GPUs: that many logical CPU
-            devices, so that tower averaging can be tried on any machine.
-        threads: "auto", "tensorflow" (its own choice), or how many operations may run at once.
-        seed: when given, Python's, NumPy's and TensorFlow's random numbers are seeded and TensorFlow's operations are
-            made deterministic: the same program on the same machine then gives the same bits.
+        towers: the number of towers. None: one for each GPU, or one on the CPU. If there are more towers than GPUs,
+            the CPU is divided into that many logical devices, so tower averaging can be tried on any machine.
+        threads: "auto"; "tensorflow" for TensorFlow's default; or the number of operations that may run at once.
+        seed: seeds the random numbers of Python, NumPy and TensorFlow, and makes TensorFlow's operations deterministic.
+            The same program on the same machine then gives the same bits.
 
     Returns:
-        The `Runtime`. A second call with the same arguments says and returns the same.
+        The `Runtime`. A second call with the same arguments prints and returns the same.
 
     Raises:
         ValueError: an argument is out of its range.
-        RuntimeError: TensorFlow has started its devices already, or setup ran before with other arguments.
+        RuntimeError: TensorFlow has already started its devices, or setup ran before with other arguments.
 
     Example:
         >>> import gradlab
@@ -68,31 +75,31 @@ def setup(towers: int | None = None, threads: int | str = "auto", seed: int | No
         _checks.positive_integer("threads", threads, otherwise='"auto", "tensorflow" or ')
     if seed is not None:
         _checks.natural_number("seed", seed)
+    received = {"towers": towers, "threads": threads, "seed": seed}
+    if _runtime is None:
+        _arguments, _runtime = received, _configure(towers, threads, seed)
+    elif _arguments != received:
+        raise RuntimeError(
+            f"gradlab.setup configures a process only once, and already ran with {_spell(_arguments or {})}: restart "
+            f"the kernel to change that. Received: {_spell(received)}"
+        )
+    print(_sentence(_runtime))
+    return _runtime
 
-    arguments = {"towers": towers, "threads": threads, "seed": seed}
-    if _runtime is not None:
-        if arguments != _arguments:
-            raise RuntimeError(
-                f"gradlab.setup runs once a process, and ran with {_spell(_arguments)}: restart the kernel to choose "
-                f"again. Received: {_spell(arguments)}"
-            )
-        print(_sentence(_runtime))
-        return _runtime
 
+def _configure(towers: int | None, threads: int | str, seed: int | None) -> Runtime:
+    """Start TensorFlow with checked arguments of `setup`."""
     os.environ.setdefault("TF_MKL_OPTIMIZE_PRIMITIVE_MEMUSE", "false")
     with without_startup_noise():
         import tensorflow as tf
 
-        tf.get_logger().setLevel("WARNING")  # tf.distribute tells of each strategy and each all-reduce
+        tf.get_logger().setLevel("WARNING")  # otherwise tf.distribute logs every strategy and every all-reduce
         gpus = tf.config.list_physical_devices("GPU")
-    if threads == "auto":
-        threads = None if gpus else _cores()
-    elif threads == "tensorflow":
-        threads = None
+    chosen = _thread_count(threads, bool(gpus))
     try:
-        if threads is not None:
+        if chosen is not None:
             tf.config.threading.set_intra_op_parallelism_threads(1)
-            tf.config.threading.set_inter_op_parallelism_threads(threads)
+            tf.config.threading.set_inter_op_parallelism_threads(chosen)
         for gpu in gpus:
             tf.config.experimental.set_memory_growth(gpu, True)
         if towers is not None and towers > max(1, len(gpus)):
@@ -101,35 +108,42 @@ def setup(towers: int | None = None, threads: int | str = "auto", seed: int | No
     except RuntimeError as error:
         raise RuntimeError(
             "gradlab.setup must run before TensorFlow starts its devices, that is before its first operation: "
-            f"restart the kernel and call it first. TensorFlow says: {error}"
+            f"restart the kernel and call it first. TensorFlow's message: {error}"
         ) from None
     with without_startup_noise():
         if seed is not None:
             tf.keras.utils.set_random_seed(seed)
             tf.config.experimental.enable_op_determinism()
-        wanted = towers if towers is not None else max(1, len(gpus))
-        if workers() > 1:
-            # Asking for devices would start them, and a cluster's strategy must come first.
-            devices = tuple(f"/device:{'GPU' if wanted <= len(gpus) else 'CPU'}:{i}" for i in range(wanted))
-        else:
-            devices = tower_devices(wanted)
-    _arguments, _runtime = arguments, Runtime(devices, threads, seed)
-    print(_sentence(_runtime))
-    return _runtime
+        return Runtime(_devices(towers if towers is not None else max(1, len(gpus)), len(gpus)), chosen, seed)
+
+
+def _thread_count(threads: int | str, has_gpu: bool) -> int | None:
+    """The number of operations that may run at once; None for TensorFlow's default."""
+    if threads == "auto":
+        return None if has_gpu else _cores()
+    return None if threads == "tensorflow" else int(threads)
+
+
+def _devices(towers: int, gpus: int) -> tuple[str, ...]:
+    """The devices of the towers. With several workers they are not listed, because that would start them."""
+    if workers() == 1:
+        return tower_devices(towers)
+    # The strategy over the workers must be created before the devices start.
+    return tuple(f"/device:{'GPU' if towers <= gpus else 'CPU'}:{i}" for i in range(towers))
 
 
 def current() -> Runtime | None:
-    """What `setup` chose, or None when it was not called."""
+    """The configuration that `setup` chose, or None if it was not called."""
     return _runtime
 
 
-def arguments() -> dict | None:
-    """What `setup` was called with, to set up another process alike, or None when it was not called."""
+def arguments() -> dict[str, Any] | None:
+    """The arguments that `setup` was called with, to configure another process alike, or None if it was not called."""
     return _arguments
 
 
 def workers() -> int:
-    """How many processes train together, as TF_CONFIG or SLURM say: 1 when neither does."""
+    """The number of processes that train together, according to TF_CONFIG or SLURM; 1 if neither is set."""
     if "TF_CONFIG" in os.environ:
         cluster = json.loads(os.environ["TF_CONFIG"]).get("cluster", {})
         return max(1, sum(len(cluster.get(job, ())) for job in ("chief", "worker")))
@@ -137,7 +151,7 @@ def workers() -> int:
 
 
 def tower_devices(towers: int) -> tuple[str, ...]:
-    """The names of the devices for so many towers: GPUs where there are enough, else (logical) CPU devices.
+    """The device names for a number of towers: GPUs if there are enough, otherwise (logical) CPU devices.
 
     Raises:
         ValueError: there are fewer devices than towers.
@@ -152,13 +166,16 @@ def tower_devices(towers: int) -> tuple[str, ...]:
             return tuple(f"/device:{kind}:{i}" for i in range(towers))
         most = max(most, found)
     raise ValueError(
-        f"towers must be at most {most}, the number of devices here; gradlab.setup(towers={towers}) at the start of "
-        f"the program makes more. Received: {towers}"
+        f"towers must be at most {most}, the number of devices; for more, call gradlab.setup(towers={towers}) at the "
+        f"start of the program. Received: {towers}"
     )
 
 
-def session(graph):
-    """A tf.compat.v1.Session for a static graph, with the threads that `setup` chose (sessions do not inherit them)."""
+def session(graph: "tf.Graph") -> "tf.compat.v1.Session":
+    """A tf.compat.v1.Session for a static graph, with the threads that `gradlab.setup` chose.
+
+    TensorFlow's own sessions ignore the threads that are configured for eager code.
+    """
     import tensorflow as tf
 
     config = tf.compat.v1.ConfigProto(allow_soft_placement=True)
@@ -169,34 +186,34 @@ def session(graph):
     return tf.compat.v1.Session(graph=graph, config=config)
 
 
-# What TensorFlow's C++ code says at its start below the level of an error, and the line that announces it.
+# The lines that TensorFlow's C++ code logs at its start below the level of an error, and the line that precedes them.
 _NOISE = re.compile(rb"^(WARNING: All log messages before absl::InitializeLog|[IW]\d{4} \d\d:\d\d:)")
 
 
 @contextlib.contextmanager
-def without_startup_noise():
-    """Keeps TensorFlow's start-up remarks off the notebook; every other line still reaches stderr.
+def without_startup_noise() -> Iterator[None]:
+    """Context in which TensorFlow's start-up messages are dropped. Every other line still reaches stderr.
 
-    They are written by C++ code to file descriptor 2 before any Python switch can reach them, hence the redirection.
+    File descriptor 2 is redirected, because C++ code writes these messages before Python can configure its logging.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     sys.stderr.flush()
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as captured:
         kept = os.dup(2)
-        os.dup2(said.fileno(), 2)
+        os.dup2(captured.fileno(), 2)
         try:
             yield
         finally:
             os.dup2(kept, 2)
             os.close(kept)
-            said.seek(0)
-            rest = b"".join(line for line in said if not _NOISE.match(line))
+            captured.seek(0)
+            rest = b"".join(line for line in captured if not _NOISE.match(line))
             if rest:
                 os.write(2, rest)
 
 
 def _cores() -> int:
-    """The cores this process may use: containers and schedulers often give fewer than the machine has."""
+    """The number of cores that this process may use. In containers it is often below the machine's number of cores."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

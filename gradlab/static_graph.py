@@ -1,17 +1,17 @@
-"""The three classic static graphs: averaging over towers, through placeholders, in variables. Built with tf.compat.v1.
+"""The three classic static graphs: averaging over towers, through placeholders, and in variables, with tf.compat.v1.
 
-A static graph is built first and run later: what these functions return are references to tensors and operations, not
-values. A `tf.compat.v1.Session` (see `gradlab.runtime.session`) runs them and gives the values.
+A static graph is built first and run later: the functions here return references to tensors and operations, not values.
+A session runs them and returns the values; `session` makes one with the threads that `gradlab.setup` chose.
 
-All three begin alike (see towers.py): a batch is split over the towers, each tower computes its loss and gradients on
-its device, and `average_gradients` joins them. They differ in what happens to the result:
+All three graphs begin alike (see towers.py): a batch is split over the towers, each tower computes its loss and its
+gradients on its device, and `average_gradients` averages them. They differ in what happens to this average:
 
-    tower_graph         it is applied at once: one run is one update
+    tower_graph         it is applied at once: each run is one update
     placeholder_graph   it is fetched to the host, averaged there over the window, and fed back through placeholders
-    variable_graph      it is added to variables, run by run, and their mean is applied at the end of the window
+    variable_graph      each run adds it to variables, whose mean is applied at the end of the window
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,24 +19,35 @@ import tensorflow as tf
 
 from gradlab.accumulator import GradientAccumulator
 from gradlab.averaging import accumulation_dtype
-from gradlab.towers import Forward, build_towers
+from gradlab.runtime import session as session
+from gradlab.towers import Forward, Loss, MakeOptimizer, build_towers
 
 v1 = tf.compat.v1
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TowerGraph(Forward):
-    """Averaging over towers: each run of `train_op` is an update with its batch."""
+    """The graph of `tower_graph`.
+
+    Attributes:
+        train_op: updates the variables with the mean gradient of the batch that is fed; each run is one update.
+    """
 
     train_op: tf.Operation
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlaceholderGraph(Forward):
-    """Averaging on the host: fetch `gradients` k times, average them, feed `gradient_placeholders`, run `train_op`.
+    """The graph of `placeholder_graph`.
 
-    Half-precision gradients travel as float32, sparse ones as dense tensors. A variable that no gradient reaches has
-    neither gradient nor placeholder.
+    For one update, fetch `gradients` k times, average them with `average_on_host`, feed the means through
+    `gradient_placeholders`, and run `train_op`.
+
+    Attributes:
+        gradients: the mean gradient of a micro-batch for each variable on which the loss depends. Half-precision
+            gradients are converted to float32, sparse ones to dense tensors.
+        gradient_placeholders: a placeholder for each of these gradients, in the same order.
+        train_op: updates the variables with the gradients that are fed.
     """
 
     gradients: list[tf.Tensor]
@@ -46,9 +57,16 @@ class PlaceholderGraph(Forward):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class VariableGraph(TowerGraph):
-    """Averaging in variables: run `zero_ops`, then `accum_ops` k times, then `train_step`.
+    """The graph of `variable_graph`.
 
-    For a window of one run there is `train_op`, which applies that run's gradients at once.
+    For one update, run `zero_ops`, then `accum_ops` k times, then `train_step`. For a window of a single micro-batch,
+    `train_op` applies its gradients at once.
+
+    Attributes:
+        accumulator: the sums of the gradients, and their weight.
+        zero_ops: sets the sums to zero.
+        accum_ops: adds the gradients of the micro-batch that is fed.
+        train_step: updates the variables with the mean of the sums.
     """
 
     accumulator: GradientAccumulator
@@ -57,67 +75,79 @@ class VariableGraph(TowerGraph):
     train_step: tf.Operation
 
 
-def tower_graph(loss: Callable, optimizer: Callable, feature_shape: Sequence[int], towers: int = 1, dtype="float32"):
-    """Builds averaging over towers: the multi-GPU update in one run.
+def tower_graph(
+    loss: Loss,
+    optimizer: MakeOptimizer,
+    feature_shape: Sequence[int],
+    towers: int = 1,
+    dtype: tf.DType | str = "float32",
+) -> TowerGraph:
+    """Build a graph that averages over towers: the classic multi-GPU update in one run.
 
-    In words::
+    In pseudocode::
 
         for each tower, on its device, with the shared variables:
-            its part of the batch -> loss -> gradients
-        mean of each gradient over the towers        (the towers wait for each other here)
+            its shard of the batch -> loss -> gradients
+        mean of each gradient over the towers        (the towers synchronize here)
         apply the means, once
 
     Args:
-        loss: a function (features, labels, dropout_seed) -> the loss of each example, shape (examples,). It makes its
-            variables with `tf.compat.v1.get_variable`; it is called once a tower and gets the same variables each time.
-        optimizer: a function (learning rate tensor) -> tf.compat.v1.train.Optimizer, such as AdamOptimizer itself.
+        loss: a function (features, labels, dropout_seed) -> the loss of each example, shape (examples,). It creates its
+            variables with `tf.compat.v1.get_variable`. It is called once for each tower and gets the same variables
+            each time.
+        optimizer: a function (learning rate tensor) -> tf.compat.v1.train.Optimizer, such as the class AdamOptimizer.
         feature_shape: the shape of one example's features.
-        towers: how many; each on a GPU if there are enough, else on a logical CPU device.
+        towers: the number of towers. Each runs on a GPU if there are enough, otherwise on a logical CPU device.
         dtype: the type of the features and weights.
 
     Returns:
         A `TowerGraph`.
 
     Raises:
-        ValueError: more towers than devices, or a loss without variables or not of one number an example.
+        ValueError: there are more towers than devices, or the loss has no variables or does not return one number per
+            example.
     """
     with tf.Graph().as_default():
-        optimizer, parts = build_towers(loss, optimizer, feature_shape, towers, dtype)
-        with tf.device(parts["home"]):
-            train_op = optimizer.apply_gradients(parts["average"], parts["global_step"], name="train")
-            return TowerGraph(**parts, init_op=v1.global_variables_initializer(), train_op=train_op)
+        made, fields = build_towers(loss, optimizer, feature_shape, towers, dtype)
+        with tf.device(fields["home"]):
+            train_op = made.apply_gradients(fields["average"], fields["global_step"], name="train")
+            return TowerGraph(**fields, init_op=v1.global_variables_initializer(), train_op=train_op)
 
 
 def placeholder_graph(
-    loss: Callable, optimizer: Callable, feature_shape: Sequence[int], towers: int = 1, dtype="float32"
-):
-    """Builds averaging through placeholders: computing gradients and applying them are two runs.
+    loss: Loss,
+    optimizer: MakeOptimizer,
+    feature_shape: Sequence[int],
+    towers: int = 1,
+    dtype: tf.DType | str = "float32",
+) -> PlaceholderGraph:
+    """Build a graph that averages through placeholders: gradients are computed and applied in separate runs.
 
-    In words::
+    In pseudocode::
 
         k times:  gradients of a micro-batch -> host
         host:     their weighted mean (`average_on_host`)
         once:     host -> placeholders -> apply
 
-    Arguments, errors: see `tower_graph`.
+    Args and Raises: see `tower_graph`.
 
     Returns:
         A `PlaceholderGraph`.
     """
     with tf.Graph().as_default():
-        optimizer, parts = build_towers(loss, optimizer, feature_shape, towers, dtype)
+        made, fields = build_towers(loss, optimizer, feature_shape, towers, dtype)
         gradients, placeholders, averages = [], [], []
-        with tf.device(parts["home"]):
-            for gradient, variable in parts["average"]:
+        with tf.device(fields["home"]):
+            for gradient, variable in fields["average"]:
                 if gradient is None:
                     continue
                 name = variable.name.removesuffix(":0")
                 gradients.append(tf.cast(tf.convert_to_tensor(gradient), accumulation_dtype(gradient.dtype)))
                 placeholders.append(v1.placeholder(gradients[-1].dtype, variable.shape, name=f"gradient/{name}"))
                 averages.append((tf.cast(placeholders[-1], variable.dtype), variable))
-            train_op = optimizer.apply_gradients(averages, parts["global_step"], name="train")
+            train_op = made.apply_gradients(averages, fields["global_step"], name="train")
             return PlaceholderGraph(
-                **parts,
+                **fields,
                 init_op=v1.global_variables_initializer(),
                 gradients=gradients,
                 gradient_placeholders=placeholders,
@@ -125,37 +155,41 @@ def placeholder_graph(
             )
 
 
-def variable_graph(loss: Callable, optimizer: Callable, feature_shape: Sequence[int], towers: int = 1, dtype="float32"):
-    """Builds accumulation in variables: the gradients never leave the device's graph.
+def variable_graph(
+    loss: Loss,
+    optimizer: MakeOptimizer,
+    feature_shape: Sequence[int],
+    towers: int = 1,
+    dtype: tf.DType | str = "float32",
+) -> VariableGraph:
+    """Build a graph that accumulates in variables: the gradients stay on the device.
 
-    In words::
+    In pseudocode::
 
         once:     accumulators = 0
         k times:  accumulators += weight * gradients of a micro-batch
         once:     apply accumulators / weight
 
-    Arguments, errors: see `tower_graph`.
+    Args and Raises: see `tower_graph`.
 
     Returns:
         A `VariableGraph`.
     """
     with tf.Graph().as_default():
-        optimizer, parts = build_towers(loss, optimizer, feature_shape, towers, dtype)
-        with tf.device(parts["home"]):
-            train_op = optimizer.apply_gradients(parts["average"], parts["global_step"], name="train")
+        made, fields = build_towers(loss, optimizer, feature_shape, towers, dtype)
+        with tf.device(fields["home"]):
+            train_op = made.apply_gradients(fields["average"], fields["global_step"], name="train")
             with tf.name_scope("accumulator"):
-                accumulator = GradientAccumulator(parts["variables"])
+                accumulator = GradientAccumulator(fields["variables"])
             with tf.name_scope("zero"):
                 zero_ops = accumulator.zero()
             with tf.name_scope("accumulate"):
-                accum_ops = accumulator.add([gradient for gradient, _ in parts["average"]], parts["weight"])
+                accum_ops = accumulator.add([gradient for gradient, _ in fields["average"]], fields["weight"])
             with tf.name_scope("mean"):
                 mean = accumulator.mean()
-            train_step = optimizer.apply_gradients(
-                zip(mean, parts["variables"]), parts["global_step"], name="train_step"
-            )
+            train_step = made.apply_gradients(zip(mean, fields["variables"]), fields["global_step"], name="train_step")
             return VariableGraph(
-                **parts,
+                **fields,
                 init_op=v1.global_variables_initializer(),
                 train_op=train_op,
                 accumulator=accumulator,
@@ -166,11 +200,17 @@ def variable_graph(loss: Callable, optimizer: Callable, feature_shape: Sequence[
 
 
 def average_on_host(gradients: Sequence[Sequence[np.ndarray]], weights: Sequence[float]) -> list[np.ndarray]:
-    """The weighted mean, in NumPy, of gradients that were fetched from a `placeholder_graph`.
+    """The weighted mean of gradients that were fetched from a `placeholder_graph`, computed in NumPy.
 
     Args:
         gradients: a list over micro-batches of lists of arrays.
         weights: the weight of each micro-batch.
+
+    Returns:
+        The mean of each gradient, in the gradient's type.
+
+    Raises:
+        ValueError: there are no gradients, or their weights are all 0.
 
     Example:
         >>> average_on_host([[np.array([1.0])], [np.array([4.0])]], weights=[2, 1])

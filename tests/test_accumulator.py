@@ -139,5 +139,5 @@ def test_bad_input_gets_one_sentence():
         accumulator.mean()
     with pytest.raises(ValueError, match="at least one variable. Received: an empty list"):
         GradientAccumulator([])
-    with pytest.raises(ValueError, match="floating type, which w would not get. Received: int32"):
+    with pytest.raises(ValueError, match="needs a floating-point type for the sum of w. Received: int32"):
         GradientAccumulator([variable("w")], dtype="int32")

@@ -224,9 +224,9 @@ def test_bad_losses_get_one_sentence():
         return tf.reduce_mean(features * v1.get_variable("w", [], initializer=tf.ones_initializer()))
 
     for builder in BUILDERS:
-        with pytest.raises(ValueError, match=r"loss must make variables .* Received: a loss without any"):
+        with pytest.raises(ValueError, match=r"loss must create its variables .* Received: a loss without variables"):
             builder(without_variables, descent, ())
-        with pytest.raises(ValueError, match=r"one number an example, shape \(examples,\). Received: \(\)"):
+        with pytest.raises(ValueError, match=r"one number per example, shape \(examples,\). Received: \(\)"):
             builder(of_one_number, descent, ())
         with pytest.raises(ValueError, match=r"towers must be at most 3, .* Received: 4"):
             builder(mixed_loss("float32"), descent, (), towers=4)

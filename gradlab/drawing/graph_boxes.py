@@ -1,26 +1,29 @@
-"""A TensorFlow graph read for a diagram: its operations, gathered into boxes by their names."""
+"""The boxes of a diagram: the operations of a TensorFlow graph, grouped by their names."""
 
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import tensorflow as tf
 
-OWN = ("Initializer", "IsInitialized", "Assign", "Read")  # the scopes in which TensorFlow gives a variable its value
+from gradlab.drawing._tensorflow_internals import called_graph
+
+OWN = ("Initializer", "IsInitialized", "Assign", "Read")  # the scopes of the operations that initialize a variable
 WRITES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter")  # operations that change a variable
 
 
 @dataclass
 class Box:
-    """What is drawn as one: an operation, a variable, or all operations under a name.
+    """One box of a diagram: an operation, a variable, or all operations in a name scope.
 
     Attributes:
-        name: their common name, scopes and all.
-        types: the operations' types; the constants and the parts of a variable are not counted.
-        devices: where they stand, such as "CPU:1".
-        reads: the boxes whose tensors they take.
-        writes: the variables' boxes that they change, whether or not they read them as well.
-        after: the boxes that must have run before, without a tensor of theirs being taken.
+        name: the common name of its operations, including the scopes.
+        types: the types of its operations. Constants, and the operations that belong to a variable, are not counted.
+        devices: the devices of its operations, such as "CPU:1".
+        reads: the names of the boxes whose tensors it uses.
+        writes: the names of the variables' boxes that it changes, whether or not it also reads them.
+        after: the names of the boxes that must run before it, although it uses none of their tensors.
     """
 
     name: str
@@ -32,7 +35,7 @@ class Box:
 
     @property
     def kind(self) -> str:
-        """What it is, in words."""
+        """A short description of its operations, such as "2 variables"."""
         if set(self.types) == {"variable"}:
             return "variable" if len(self.types) == 1 else f"{len(self.types)} variables"
         if len(set(self.types)) == 1:
@@ -41,29 +44,30 @@ class Box:
 
     @property
     def device(self) -> str:
-        """Where it stands, in words; "" where the graph does not say."""
+        """The names of its devices; "" if the graph does not assign any."""
         return ", ".join(sorted(self.devices))
 
 
 def scopes_of(name: str) -> list[str]:
-    """The name and all scopes it stands in: "a/b/c" -> "a", "a/b", "a/b/c"."""
-    parts = name.split("/")
-    return ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
+    """The name and all scopes around it: "a/b/c" -> "a", "a/b", "a/b/c"."""
+    levels = name.split("/")
+    return ["/".join(levels[:end]) for end in range(1, len(levels) + 1)]
 
 
 def operations_of(graph: tf.Graph, expand: Sequence[str], scope: str = "") -> tuple[list, dict]:
-    """All operations with their names, those of opened loops and functions in place of the call.
+    """All operations of a graph with their names. Expanded loops and function calls are replaced by their operations.
 
     Args:
-        graph: where they are.
-        expand: the names of the calls to open.
-        scope: the name of the call whose inside the graph is.
+        graph: the graph.
+        expand: the names of the calls to replace.
+        scope: the name of the call whose function the graph is, followed by "/"; "" for the outermost graph.
 
     Returns:
-        (operation, name) pairs, and the tensors that stand for another one: a function's inputs for what it is called
-        with, a call's outputs for what the function returns.
+        (operation, name) pairs, and a mapping from each tensor that is only passed on to the tensor that it stands for:
+        from a function's inputs to the arguments of the call, and from the call's outputs to the function's results.
     """
-    operations, bound = [], {}
+    operations: list[tuple[tf.Operation, str]] = []
+    bound: dict[tuple, tf.Tensor] = {}
     captured = {id(inside): outside for outside, inside in getattr(graph, "captures", ())}
     handles = {id(variable.handle): variable.name.split(":")[0] for variable in getattr(graph, "variables", ())}
     for op in graph.get_operations():
@@ -84,21 +88,27 @@ def operations_of(graph: tf.Graph, expand: Sequence[str], scope: str = "") -> tu
 
 
 def _called(op: tf.Operation) -> tf.Graph | None:
-    """The graph of the function that an operation calls, once or in a loop."""
+    """The graph of the function that an operation calls once or in a loop, or None."""
     attribute = "body" if "While" in op.type else "f" if "PartitionedCall" in op.type else None
-    return op.graph._get_function(op.get_attr(attribute).name).graph if attribute else None
+    return called_graph(op, attribute) if attribute else None
 
 
 def _key(tensor: tf.Tensor) -> tuple:
+    """A key for a tensor in dictionaries: names are unique within one graph only."""
     return id(tensor.graph), tensor.name
 
 
 def boxes_of(operations: list, bound: dict, depth: int, expand: Sequence[str]) -> dict[str, Box]:
-    """The boxes by name, in the graph's order: see `draw_graph` for depth and expand."""
+    """The boxes of a diagram by name, in the order of the graph.
+
+    Args:
+        operations, bound: the results of `operations_of`.
+        depth, expand: the arguments of `draw_graph`.
+    """
     variables = {name for op, name in operations if op.type == "VarHandleOp" or _is_handle(op)}
     home = {(id(op.graph), op.name): _box_name(name, variables, depth, expand) for op, name in operations}
 
-    def source(tensor):
+    def source(tensor: Any) -> str | None:
         while _key(tensor) in bound:
             tensor = bound[_key(tensor)]
         return home.get((id(tensor.graph), tensor.op.name))
@@ -115,11 +125,13 @@ def boxes_of(operations: list, bound: dict, depth: int, expand: Sequence[str]) -
             device = tf.DeviceSpec.from_string(op.device)
             _add(box.devices, f"{device.device_type}:{device.device_index or 0}")
         if _belongs_to_a_variable(name, variables):
-            continue  # its first value is no part of the training
+            continue  # initialization is not drawn
         for tensor in op.inputs:
             written = tensor.dtype == tf.resource and op.type.startswith(WRITES)
             _add(box.writes if written else box.reads, source(tensor), but=box.name)
-        constants = [tensor.op for tensor in op.inputs if tensor.op.type == "Const"]  # not drawn: what they wait for is
+        constants = [
+            tensor.op for tensor in op.inputs if tensor.op.type == "Const"
+        ]  # not drawn, but what they depend on is
         for before in itertools.chain(op.control_inputs, *(constant.control_inputs for constant in constants)):
             _add(box.after, home.get((id(before.graph), before.name)), but=box.name)
     return _without_constants(boxes)
@@ -130,7 +142,7 @@ def _is_handle(op: tf.Operation) -> bool:
 
 
 def _box_name(name: str, variables: set[str], depth: int, expand: Sequence[str]) -> str:
-    """The name of the box an operation falls into."""
+    """The name of the box that an operation belongs to."""
     scopes = scopes_of(name)
     take = min(depth, len(scopes))
     while take < len(scopes) and scopes[take - 1] in expand:
@@ -141,7 +153,7 @@ def _box_name(name: str, variables: set[str], depth: int, expand: Sequence[str])
 
 
 def _belongs_to_a_variable(name: str, variables: set[str]) -> bool:
-    """Whether it is one of the operations with which TensorFlow surrounds a variable."""
+    """Whether this is one of the operations that TensorFlow adds to each variable."""
     scopes = scopes_of(name)
     return any(
         scope in variables and inner.split("/")[-1].startswith(OWN) for scope, inner in itertools.pairwise(scopes)
@@ -154,12 +166,14 @@ def _add(names: list[str], name: str | None, but: str | None = None) -> None:
 
 
 def _without_constants(boxes: dict[str, Box]) -> dict[str, Box]:
-    """Without the boxes in which nothing is computed, and without arrows that a stronger one makes superfluous."""
+    """Remove boxes that contain only constants, and arrows that are implied by a stronger one."""
     boxes = {name: box for name, box in boxes.items() if box.types}
     place = {name: number for number, name in enumerate(boxes)}
     for box in boxes.values():
         box.writes = [name for name in box.writes if name in boxes]
         box.reads = [name for name in box.reads if name in boxes and name not in box.writes]
-        # TensorFlow's order of these is not always the same
-        box.after = sorted((name for name in box.after if name in place and name not in box.reads), key=place.get)
+        # Sorted, because TensorFlow does not always list control inputs in the same order.
+        box.after = sorted(
+            (name for name in box.after if name in place and name not in box.reads), key=place.__getitem__
+        )
     return boxes

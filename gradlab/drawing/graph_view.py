@@ -1,6 +1,7 @@
-"""draw_graph: a TensorFlow graph as a diagram: what depends on what, and on which device it stands."""
+"""draw_graph: a TensorFlow graph as a diagram of its operations, their dependencies and their devices."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -8,8 +9,8 @@ from gradlab import _checks
 from gradlab.drawing.graph_boxes import Box, boxes_of, operations_of, scopes_of
 
 MOST_BOXES = 80
-# Okabe and Ito's colours, light inside; black text on them reads on a light and on a dark page.
-_COLOURS = (
+# Okabe and Ito's colors with a light fill, so that black text is legible on light and dark pages.
+_COLORS = (
     ("#D6E9F5", "#0072B2"), ("#FBE3D3", "#D55E00"), ("#D5EFE6", "#009E73"), ("#FAEBCF", "#E69F00"),
     ("#F5E3EE", "#CC79A7"), ("#E0F1FB", "#56B4E9"),
 )  # fmt: skip
@@ -19,23 +20,23 @@ _CONFIG = """config:
     rankSpacing: 35
     subGraphTitleMargin:
       bottom: 15"""
-_NOWHERE = ("#F2F2F2", "#767676")  # no device, or several
+_NO_DEVICE = ("#F2F2F2", "#767676")  # for a box with no device, or with several
 
 
 class Diagram:
-    """A graph's boxes and arrows: drawn by JupyterLab, in words where nothing draws.
+    """A diagram of a graph. JupyterLab draws it; elsewhere, its `repr` lists the boxes and arrows as text.
 
     Attributes:
         boxes: the boxes by name, in the order in which the graph was built.
-        title: a line above it, or "".
+        title: the line above the diagram, or "".
     """
 
-    def __init__(self, boxes: dict[str, Box], title: str = ""):
+    def __init__(self, boxes: dict[str, Box], title: str = "") -> None:
         self.boxes, self.title = boxes, title
 
     @property
     def mermaid(self) -> str:
-        """The diagram in Mermaid's language."""
+        """The diagram as Mermaid source."""
         numbers = {name: f"box{i}" for i, name in enumerate(self.boxes)}
         devices = sorted({box.device for box in self.boxes.values() if len(box.devices) == 1})
         lines = ["---", *([f"title: {self.title}"] if self.title else []), _CONFIG, "---", "flowchart TD"]
@@ -50,12 +51,13 @@ class Diagram:
             lines += [f"    {numbers[other]} -.-> {me}" for other in box.after]
             for other in box.writes:
                 written = numbers[other]
-                if self._leads_to(other, box.name):  # an arrow back would turn the picture upside down
+                # An arrow back to the variable would reverse the layout, so its new value is drawn as a second box.
+                if self._leads_to(other, box.name):
                     written += "new"
                     lines.append(self._node(self.boxes[other], f"{other}, new", written, devices))
                 lines.append(f"    {me} == writes ==> {written}")
         for i, device in enumerate(["", *devices]):
-            fill, stroke = _NOWHERE if not device else _COLOURS[(i - 1) % len(_COLOURS)]
+            fill, stroke = _NO_DEVICE if not device else _COLORS[(i - 1) % len(_COLORS)]
             lines.append(f"    classDef device{i} fill:{fill},stroke:{stroke},stroke-width:2px,color:#000")
         return "\n".join(lines)
 
@@ -68,22 +70,24 @@ class Diagram:
         return end in reached
 
     def _nested(self, boxes: list[Box], depth: int, numbers: dict, devices: list) -> list[str]:
-        """The boxes, those of a common scope inside a frame of its name."""
-        lines, done = [], set()
+        """The lines for the boxes, with those of a common scope inside a frame."""
+        lines: list[str] = []
+        done: set[str] = set()
         for box in boxes:
-            parts = box.name.split("/")
-            if len(parts) <= depth + 1:
-                lines.append(self._node(box, parts[-1], numbers[box.name], devices))
-            elif (scope := "/".join(parts[: depth + 1])) not in done:
+            levels = box.name.split("/")
+            if len(levels) <= depth + 1:
+                lines.append(self._node(box, levels[-1], numbers[box.name], devices))
+            elif (scope := "/".join(levels[: depth + 1])) not in done:
                 done.add(scope)
                 inside = [b for b in boxes if b.name.startswith(scope + "/")]
                 frame = f"scope{depth}{numbers[inside[0].name]}"
                 lines.append(f'    subgraph {frame} ["{scope}"]')
                 lines += self._nested(inside, depth + 1, numbers, devices)
-                lines += ["    end", f"    style {frame} fill:none,stroke:{_NOWHERE[1]},stroke-dasharray:4"]
+                lines += ["    end", f"    style {frame} fill:none,stroke:{_NO_DEVICE[1]},stroke-dasharray:4"]
         return lines
 
     def _node(self, box: Box, name: str, number: str, devices: list) -> str:
+        """The line for one box, whose shape and color show its kind and its device."""
         left, right = "(", ")"
         if "variable" in box.kind:
             left, right = "[(", ")]"
@@ -104,37 +108,43 @@ class Diagram:
         return "\n".join(lines)
 
     def _words(self, box: Box, width: int = 0, kinds: int = 0, devices: int = 0) -> str:
+        """One box and its arrows as a line of text, with columns of these widths."""
         line = f"{box.name:{width}}  {box.kind:{kinds}}  {box.device:{devices}}"
         for sign, others in (("<- ", box.reads), ("writes ", box.writes), ("after ", box.after)):
             line += f"  {sign}{', '.join(others)}" if others else ""
         return line.rstrip()
 
-    def _repr_mimebundle_(self, **kwargs) -> dict:
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
         return {"text/vnd.mermaid": self.mermaid, "text/plain": repr(self)}
 
 
 def draw_graph(
-    graph_or_function, *arguments, depth: int = 1, expand: Sequence[str] = (), hide: Sequence[str] = (), title: str = ""
+    graph_or_function: Any,
+    *arguments: Any,
+    depth: int = 1,
+    expand: str | Sequence[str] = (),
+    hide: str | Sequence[str] = (),
+    title: str = "",
 ) -> Diagram:
-    """Draws a graph: each name scope a box, with its device; arrows say what depends on what.
+    """Draw a graph, with a box for each name scope and arrows for dependencies.
 
-    A plain arrow carries a tensor, a thick one changes a variable, a dotted one only says "after". Constants, and the
-    operations that give a variable its first value, are left out.
+    Each box shows its device. A plain arrow passes a tensor, a thick one changes a variable, and a dotted one is a
+    control dependency: it only fixes the order. Constants, and the operations that initialize variables, are not drawn.
 
     Args:
-        graph_or_function: a tf.Graph, anything with a `graph` (such as `gradlab.static_graph` builds), or a
-            `tf.function`.
-        *arguments: what the `tf.function` is to be traced with.
-        depth: how many levels of name scopes are opened: 1 shows one box for each name at the top.
-        expand: names to open one level further, loops and called functions too.
-        hide: names to leave out with all that is in them.
+        graph_or_function: a tf.Graph, an object with an attribute `graph` (such as those that `gradlab.static_graph`
+            builds), or a `tf.function`.
+        *arguments: the arguments with which to trace the `tf.function`.
+        depth: the number of levels of name scopes that are shown: 1 shows one box for each outermost name.
+        expand: names to show one level deeper; loops and function calls can be expanded too.
+        hide: names that are not drawn, with everything inside them.
         title: a line above the diagram.
 
     Returns:
-        A `Diagram`: displayed as a Mermaid diagram by JupyterLab, printed as text elsewhere.
+        A `Diagram`, which JupyterLab displays as a Mermaid diagram and which is printed as text elsewhere.
 
     Raises:
-        ValueError: no graph, a name that is not in it, or a diagram of more boxes than can be read.
+        ValueError: the first argument is not a graph, a name is not in the graph, or there are more than 80 boxes.
 
     Example:
         >>> with tf.Graph().as_default() as graph:
@@ -150,30 +160,30 @@ def draw_graph(
     """
     _checks.positive_integer("depth", depth)
     graph = _graph(graph_or_function, arguments)
-    expand, hide = (tuple([names] if isinstance(names, str) else names) for names in (expand, hide))
+    expand, hide = ((names,) if isinstance(names, str) else tuple(names) for names in (expand, hide))
     operations, bound = operations_of(graph, expand)
     names = {scope for _, name in operations for scope in scopes_of(name)}
     for name in (*expand, *hide):
         if name not in names:
             top = ", ".join(sorted({name.split("/")[0] for name in names}))
-            raise ValueError(f"expand and hide must name what is in the graph, such as: {top}. Received: {name!r}")
+            raise ValueError(f"expand and hide must be names in the graph, such as: {top}. Received: {name!r}")
     operations = [(op, name) for op, name in operations if not set(scopes_of(name)) & {*hide, "init"}]
     boxes = boxes_of(operations, bound, depth, expand)
     if len(boxes) > MOST_BOXES:
         raise ValueError(
-            f"a diagram of more than {MOST_BOXES} boxes cannot be read: choose a smaller depth, expand less, or hide "
-            f"some. Received: depth={depth}, which makes {len(boxes)}"
+            f"A diagram must have at most {MOST_BOXES} boxes to be legible: choose a smaller depth, expand less, or "
+            f"hide some. Received: depth={depth}, which gives {len(boxes)} boxes"
         )
     return Diagram(boxes, title)
 
 
-def _graph(graph_or_function, arguments: Sequence) -> tf.Graph:
+def _graph(graph_or_function: Any, arguments: Sequence) -> tf.Graph:
     if hasattr(graph_or_function, "get_concrete_function"):
         return graph_or_function.get_concrete_function(*arguments).graph
     graph = getattr(graph_or_function, "graph", graph_or_function)
     if not isinstance(graph, tf.Graph) or arguments:
         raise ValueError(
-            "draw_graph needs a tf.Graph, something with a graph, or a tf.function and its arguments. "
+            "draw_graph needs a tf.Graph, an object with a graph, or a tf.function and its arguments. "
             f"Received: {graph_or_function!r}"
         )
     return graph

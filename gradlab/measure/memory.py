@@ -1,4 +1,4 @@
-"""Memory: the most that was held while something ran."""
+"""The peak memory of this process or its GPU."""
 
 import contextlib
 import pathlib
@@ -7,13 +7,16 @@ MEBIBYTE = 2**20
 
 
 class PeakMemory:
-    """The most memory held since it was made, where that can be read: on a GPU, and of a process on Linux.
+    """Measures the most memory in use since the object was created.
 
-    Of a process it is the resident set. Memory that an earlier training left behind counts, because the process still
-    has it: compare in processes of their own.
+    On a GPU, this is the peak of TensorFlow's allocator on the first GPU. On Linux without a GPU, it is the peak of the
+    process's resident set size. Elsewhere the peak cannot be read.
+
+    The resident set includes memory that an earlier training freed but the process did not return to the system, so
+    run trainings that are to be compared in separate processes.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         import tensorflow as tf
 
         self._gpu = "GPU:0" if tf.config.list_logical_devices("GPU") else None
@@ -22,12 +25,12 @@ class PeakMemory:
             tf.config.experimental.reset_memory_stats(self._gpu)
         else:
             try:
-                pathlib.Path("/proc/self/clear_refs").write_text("5")  # Linux: sets the peak back to what is held now
+                pathlib.Path("/proc/self/clear_refs").write_text("5")  # on Linux, resets the peak to the current size
             except OSError:
                 self._readable = False
 
     def bytes(self) -> float:
-        """The peak so far; NaN where it cannot be read."""
+        """The peak so far, in bytes; NaN if it cannot be read."""
         import tensorflow as tf
 
         if self._gpu:

@@ -1,27 +1,31 @@
-"""How noisy losses and gradients are: arrays in, arrays out.
+"""The noise of losses and gradients. Arguments and results are NumPy arrays.
 
-Micro-batches are random samples, so their losses and gradients scatter around the full data's. The mean over a window
-of k independent ones scatters 1 / sqrt(k) times as much (in variance 1 / k): that is what accumulation buys. Whether it
-is worth its price depends on how large the true gradient is beside its noise: see noise_scale.py.
+Micro-batches are random samples, so their losses and gradients vary around those of the full data set. The mean over a
+window of k independent micro-batches has 1 / k of their variance, and 1 / sqrt(k) of their standard deviation. This is
+the benefit of accumulation. Whether it justifies the computation depends on the size of the true gradient relative to
+its noise: see noise_scale.py.
 """
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-Z = 1.959963984540054  # of a normal distribution, 95 % lie within so many standard deviations
+Z = 1.959963984540054  # 95 % of a normal distribution lie within this many standard deviations of its mean
 
 
 @dataclass(frozen=True)
 class LossNoise:
-    """Standard deviations of losses, each a number or an array over updates; intervals are (low, high), 95 %.
+    """Standard deviations of losses, in nats: each a number, or an array over updates.
 
     Attributes:
-        microbatch: of a micro-batch's loss.
-        window: of a window's mean loss.
-        law: what microbatch / sqrt(k) predicts for window.
-        microbatch_interval, window_interval: confidence intervals; None where there is nothing to base one on.
+        microbatch: the standard deviation of a micro-batch's loss.
+        window: the standard deviation of a window's mean loss.
+        law: the standard deviation of a window's mean loss that microbatch / sqrt(k) predicts.
+        microbatch_interval: the 95 % confidence interval (low, high) of microbatch; None if it is unknown.
+        window_interval: the same for window.
     """
 
     microbatch: float | np.ndarray
@@ -31,16 +35,19 @@ class LossNoise:
     window_interval: tuple[float, float] | None = None
 
 
-def loss_noise(losses) -> LossNoise:
-    """The scatter of losses at fixed weights.
+def loss_noise(losses: ArrayLike) -> LossNoise:
+    """The standard deviations of losses at fixed weights.
 
     Args:
         losses: the losses of independent micro-batches of one size, all at the same weights, in nats; shape
-            (windows, k), 4 windows or more.
+            (windows, k), with 4 windows or more.
 
     Returns:
-        A `LossNoise` of numbers. The intervals come from the samples' fourth moments, on a logarithmic scale, so they
-        do not suppose a normal distribution.
+        A `LossNoise` of numbers. The confidence intervals are computed from the samples' fourth moments, on a
+        logarithmic scale, so they do not assume a normal distribution.
+
+    Raises:
+        ValueError: the losses are not finite, have another shape, or fewer than 4 windows.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -50,66 +57,76 @@ def loss_noise(losses) -> LossNoise:
     """
     losses = _array("losses", losses, ("windows", "k"))
     if len(losses) < 4:
-        raise ValueError(f"loss_noise needs 4 windows or more to see them scatter. Received: {len(losses)}")
+        raise ValueError(f"loss_noise needs 4 windows or more to estimate their noise. Received: {len(losses)}")
     means = losses.mean(axis=1)
     microbatch, window = np.std(losses, ddof=1), np.std(means, ddof=1)
     law = microbatch / math.sqrt(losses.shape[1])
     return LossNoise(float(microbatch), float(window), float(law), _std_interval(losses.ravel()), _std_interval(means))
 
 
-def loss_noise_along(losses, weights=None, smoothing: float = 0.95) -> LossNoise:
-    """The scatter of losses along a training, whose loss falls meanwhile.
+def loss_noise_along(losses: ArrayLike, weights: ArrayLike | None = None, smoothing: float = 0.95) -> LossNoise:
+    """The standard deviations of losses along a training, during which the loss falls.
 
-    The fall must not be taken for noise. Micro-batches are compared within their window, that is at the same weights;
-    windows with the two before them: see `successive_std`.
+    So that the fall of the loss does not count as noise, micro-batches are compared within their window, that is at the
+    same weights, and each window is compared with the two before it: see `successive_std`.
 
     Args:
-        losses: the micro-batches' losses in nats, shape (updates, k), k 2 or more; NaN where there was none.
-        weights: the examples of each, 0 where there was none; None: all alike.
-        smoothing: of the running means of variances, 0 (none) to below 1.
+        losses: the losses of the micro-batches in nats, shape (updates, k), with k of 2 or more. NaN pads a window with
+            fewer micro-batches.
+        weights: the number of examples of each micro-batch, shape (updates, k), 0 where there was no micro-batch. None:
+            all micro-batches have the same size.
+        smoothing: the weight of the past in the running means of variances, from 0 (no smoothing) to below 1.
 
     Returns:
         A `LossNoise` of arrays, shape (updates,). window is NaN for the first two updates.
+
+    Raises:
+        ValueError: no window has two micro-batches, the shapes do not match, or a loss is not finite.
     """
     losses, weights = check_windows("losses", losses, weights, "loss_noise_along")
     count, total = (weights > 0).sum(axis=1), weights.sum(axis=1)
     means = (losses * weights).sum(axis=1) / total
-    # sum of n_i (l_i - mean)^2 has the mean (k - 1) v, with v the variance of one example: each loss has v / n_i
+    # With v the variance of one example's loss, a micro-batch of n_i examples has the variance v / n_i, so the expected
+    # value of the sum of n_i (l_i - mean)^2 is (k - 1) v.
     spread = (weights * (losses - means[:, None]) ** 2).sum(axis=1)
     with np.errstate(invalid="ignore", divide="ignore"):
         example = running_mean(np.where(count > 1, spread / (count - 1), np.nan), smoothing)
     return LossNoise(np.sqrt(example * count / total), successive_std(means, smoothing), np.sqrt(example / total))
 
 
-def successive_std(values, smoothing: float = 0.95) -> np.ndarray:
-    """The scatter of a series that changes slowly: the root of the running mean of a sixth of its squared bends.
+def successive_std(values: ArrayLike, smoothing: float = 0.95) -> np.ndarray:
+    """The standard deviation of the noise in a series that changes slowly.
 
-    The bend v[i] - 2 v[i-1] + v[i-2] of independent values has six times their variance, and a straight slope has
-    none: so a falling loss is not taken for a noisy one (Gasser, Sroka and Jennen-Steinmetz 1986, "Residual variance
-    and residual pattern in nonlinear regression").
+    It is the square root of the running mean of a sixth of the squared second differences. The second difference
+    v[i] - 2 v[i-1] + v[i-2] of independent values has six times their variance, and that of a straight line is 0, so a
+    falling loss does not count as noise (Gasser, Sroka and Jennen-Steinmetz 1986, "Residual variance and residual
+    pattern in nonlinear regression").
 
     Args:
         values: shape (n,).
-        smoothing: of the running mean, 0 (none) to below 1.
+        smoothing: the weight of the past in the running mean, from 0 (no smoothing) to below 1.
 
     Returns:
-        Shape (n,), the first two NaN.
+        The standard deviation up to each value, shape (n,), NaN for the first two.
 
     Example:
         >>> successive_std([5.0, 4.0, 3.0, 5.0], smoothing=0.0).round(3)
         array([  nan,   nan, 0.   , 1.225])
     """
     values = np.asarray(values, np.float64)
-    bends = np.diff(values, n=2) ** 2 / 6
-    return np.sqrt(running_mean(np.concatenate([np.full(len(values) - len(bends), np.nan), bends]), smoothing))
+    variances = np.diff(values, n=2) ** 2 / 6
+    return np.sqrt(running_mean(np.concatenate([np.full(len(values) - len(variances), np.nan), variances]), smoothing))
 
 
-def running_mean(values, smoothing: float) -> np.ndarray:
-    """The exponential running mean, without the usual pull towards 0 at the start.
+def running_mean(values: ArrayLike, smoothing: float) -> np.ndarray:
+    """The exponential running mean, corrected for its usual bias towards 0 at the start.
 
     Args:
-        values: shape (n,); those that are not finite are passed over.
-        smoothing: 0 (none) to below 1: how much of the mean so far is kept.
+        values: shape (n,). Values that are not finite are skipped.
+        smoothing: the weight of the past, from 0 (no smoothing) to below 1.
+
+    Returns:
+        The mean up to each value, shape (n,), NaN before the first finite one.
 
     Example:
         >>> running_mean([4.0, 2.0, np.nan], smoothing=0.5).round(2)
@@ -127,16 +144,20 @@ def running_mean(values, smoothing: float) -> np.ndarray:
     return means
 
 
-def gradient_variance(gradients, full_gradient=None) -> float:
-    """The scatter of gradients at fixed weights: the mean squared distance from the true one, over all parameters.
+def gradient_variance(gradients: ArrayLike, full_gradient: ArrayLike | None = None) -> float:
+    """The variance of gradients at fixed weights: the mean squared distance from the true gradient.
 
     Args:
-        gradients: of independent micro-batches, shape (micro-batches, parameters).
-        full_gradient: the full data's, shape (parameters,). None: their own mean takes its place, and one of them is
-            not counted for it.
+        gradients: the gradients of independent micro-batches, shape (micro-batches, parameters).
+        full_gradient: the gradient of the full data set, shape (parameters,). None: the mean of the gradients is used
+            instead, and the sum of squares is divided by their number minus 1.
 
     Returns:
-        The trace of the covariance matrix of a micro-batch's gradient; times the micro-batch size, that of an example.
+        The sum of the variances of all parameters, that is the trace of the covariance matrix of a micro-batch's
+        gradient. Multiplied by the micro-batch size, it is that of one example.
+
+    Raises:
+        ValueError: the gradients are not finite, the shapes do not match, or there is only one gradient to compare.
 
     Example:
         >>> float(gradient_variance([[1.0, 0.0], [3.0, 0.0]])), float(gradient_variance([[1.0, 0.0]], [0.0, 2.0]))
@@ -152,8 +173,8 @@ def gradient_variance(gradients, full_gradient=None) -> float:
     return ((gradients - _like(full_gradient, gradients)) ** 2).sum() / len(gradients)
 
 
-def cosines(gradients, full_gradient) -> np.ndarray:
-    """The cosine of the angle between each gradient and the full data's: 1 is the same way, 0 says nothing about it.
+def cosines(gradients: ArrayLike, full_gradient: ArrayLike) -> np.ndarray:
+    """The cosine of the angle between each gradient and that of the full data set: 1 parallel, 0 perpendicular.
 
     Args:
         gradients: shape (micro-batches, parameters).
@@ -161,6 +182,9 @@ def cosines(gradients, full_gradient) -> np.ndarray:
 
     Returns:
         Shape (micro-batches,); NaN for a gradient of 0.
+
+    Raises:
+        ValueError: the gradients are not finite, or the shapes do not match.
 
     Example:
         >>> cosines([[1.0, 0.0], [1.0, 1.0]], [2.0, 0.0]).round(3)
@@ -172,7 +196,7 @@ def cosines(gradients, full_gradient) -> np.ndarray:
         return gradients @ full / (np.linalg.norm(gradients, axis=1) * np.linalg.norm(full))
 
 
-def _array(name: str, values, axes: tuple[str, str]) -> np.ndarray:
+def _array(name: str, values: ArrayLike, axes: tuple[str, str]) -> np.ndarray:
     values = np.asarray(values, np.float64)
     if values.ndim != 2 or not values.size or not np.isfinite(values).all():
         received = values.shape if np.isfinite(values).all() else "values that are not finite"
@@ -180,7 +204,7 @@ def _array(name: str, values, axes: tuple[str, str]) -> np.ndarray:
     return values
 
 
-def _like(full_gradient, gradients: np.ndarray) -> np.ndarray:
+def _like(full_gradient: ArrayLike, gradients: np.ndarray) -> np.ndarray:
     full = np.asarray(full_gradient, np.float64)
     if full.shape != gradients.shape[1:]:
         raise ValueError(
@@ -189,34 +213,59 @@ def _like(full_gradient, gradients: np.ndarray) -> np.ndarray:
     return full
 
 
-def check_windows(name: str, values, weights, caller: str) -> tuple[np.ndarray, np.ndarray]:
-    """Values a micro-batch, 0 where there was none, and their weights, after a check."""
+def check_windows(
+    name: str, values: ArrayLike, weights: ArrayLike | None, caller: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Check the values and weights of micro-batches, and replace the values at a weight of 0 by 0.
+
+    Args:
+        name: the name of the values, for error messages.
+        values: shape (updates, k), NaN where there was no micro-batch.
+        weights: shape (updates, k), or None if all micro-batches have the same size.
+        caller: the name of the function that needs them, for error messages.
+
+    Returns:
+        The values and the weights, each of shape (updates, k).
+
+    Raises:
+        ValueError: the shapes differ, a value is not finite, a weight is negative, or no window has two micro-batches.
+    """
     values = np.asarray(values, np.float64)
     weights = np.where(np.isnan(values), 0.0, 1.0) if weights is None else np.asarray(weights, np.float64)
     if values.ndim != 2 or values.shape != weights.shape or not len(values):
         raise ValueError(
             f"{name} and weights must have the shape (updates, k). Received: {values.shape}, {weights.shape}"
         )
-    if (weights < 0).any() or not (weights.sum(axis=1) > 0).all():
-        raise ValueError("weights must be 0 or more, and in each window not all 0. Received: others")
-    if not np.isfinite(values[weights > 0]).all():
-        raise ValueError(f"{name} must be finite wherever there was a micro-batch. Received: values that are not")
+    bad = (weights < 0).any(axis=1) | ~(weights.sum(axis=1) > 0)
+    if bad.any():
+        first = int(bad.argmax())
+        raise ValueError(
+            f"weights must be 0 or more, and not all 0 in any window. Received: {weights[first].tolist()} in window "
+            f"{first}"
+        )
+    bad = ((weights > 0) & ~np.isfinite(values)).any(axis=1)
+    if bad.any():
+        first = int(bad.argmax())
+        raise ValueError(
+            f"{name} must be finite for every micro-batch with a weight above 0. Received: {values[first].tolist()} in "
+            f"window {first}"
+        )
     most = int((weights > 0).sum(axis=1).max())
     if most < 2:
         raise ValueError(
-            f"{caller} needs windows of 2 micro-batches or more: in a single one, noise cannot be told from the rest. "
+            f"{caller} needs windows of 2 micro-batches or more, since a single one does not show its noise. "
             f"Received: k = {most}"
         )
     return np.where(weights > 0, values, 0.0), weights
 
 
-def _check_smoothing(smoothing) -> None:
+def _check_smoothing(smoothing: Any) -> None:
     if isinstance(smoothing, bool) or not isinstance(smoothing, (int, float)) or not 0 <= smoothing < 1:
         raise ValueError(f"smoothing must be a number from 0 to below 1. Received: {smoothing!r}")
 
 
 def _std_interval(samples: np.ndarray) -> tuple[float, float]:
-    """The 95 % interval of a standard deviation, from the samples' own fourth moment."""
+    """The 95 % confidence interval of a standard deviation, from the samples' fourth moment."""
     n, squares = len(samples), (samples - samples.mean()) ** 2
     variance = squares.sum() / (n - 1)
     if variance == 0:

@@ -1,9 +1,10 @@
-"""The gradient noise scale: the batch size at which a gradient is as much noise as signal. Arrays in, arrays out."""
+"""The gradient noise scale: the batch size at which a gradient contains as much noise as signal."""
 
 import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from gradlab import _checks
 from gradlab.measure.noise import Z, check_windows, running_mean
@@ -11,18 +12,19 @@ from gradlab.measure.noise import Z, check_windows, running_mean
 
 @dataclass(frozen=True)
 class NoiseScale:
-    """The gradient noise scale, along a training and over all of it.
+    """The gradient noise scale along a training, and over all of it.
 
     Attributes:
-        along: the noise scale after each update, in examples, shape (updates,): variance / squared_gradient. Above any
-            bound (inf) where the signal cannot be told from 0.
-        variance: the running mean of the estimates of the gradient's variance from example to example (the trace of its
-            covariance matrix).
-        squared_gradient: the running mean of the estimates of the true gradient's squared norm; noise can take it
-            below 0.
-        value: the noise scale over all updates, the ratio of the two means, in examples.
-        interval: its 95 % interval (low, high), as if the updates were independent samples (Fieller 1954); high is inf
-            where the signal cannot be told from 0.
+        along: the noise scale after each update, in examples, shape (updates,): variance / squared_gradient. It is inf
+            where the estimate of the squared gradient is not above 0, and NaN before the first window with two
+            micro-batches.
+        variance: the running mean of the estimates of the gradient's variance between examples (the trace of its
+            covariance matrix), shape (updates,).
+        squared_gradient: the running mean of the estimates of the true gradient's squared norm, shape (updates,). Noise
+            can make it negative.
+        value: the noise scale over all updates, in examples: the ratio of the two means.
+        interval: its 95 % confidence interval (low, high), computed as if the updates were independent samples (Fieller
+            1954). high is inf if the squared gradient cannot be distinguished from 0.
     """
 
     along: np.ndarray
@@ -33,48 +35,74 @@ class NoiseScale:
 
     @property
     def critical_batch_size(self) -> float:
-        """The effective batch, in examples, that costs twice the least updates and twice the least examples."""
+        """The effective batch, in examples, that needs twice the fewest updates and twice the fewest examples."""
         return self.value
 
     def updates_needed(self, effective_batch: float) -> float:
-        """Updates to a given loss, in units of the least that any batch needs: 1 + noise scale / batch."""
+        """The updates needed to reach a given loss, relative to the fewest that any batch needs.
+
+        This is 1 + noise scale / effective batch.
+        """
         _checks.positive_number("effective_batch", effective_batch)
         return 1 + self.value / effective_batch
 
     def examples_needed(self, effective_batch: float) -> float:
-        """Examples to a given loss, in units of the least that any batch needs: 1 + batch / noise scale."""
+        """The examples needed to reach a given loss, relative to the fewest that any batch needs.
+
+        This is 1 + effective batch / noise scale.
+        """
         _checks.positive_number("effective_batch", effective_batch)
         return 1 + effective_batch / self.value
 
 
-def gradient_noise_scale(microbatch_norms, window_norms, weights, smoothing: float = 0.99) -> NoiseScale:
-    """The gradient noise scale, from the gradient norms that accumulation computes anyway.
+def gradient_noise_scale(
+    gradient_norms: ArrayLike, window_gradient_norms: ArrayLike, weights: ArrayLike, smoothing: float = 0.99
+) -> NoiseScale:
+    """Estimate the gradient noise scale from the norms of gradients that accumulation computes anyway.
 
-    The squared norm of a mean over n examples is, on average, the true gradient's plus variance / n. Two sizes, the
-    micro-batch and the window, make two equations with two unknowns::
+    The squared norm of a mean gradient over n examples is, on average, the squared norm |G|^2 of the true gradient plus
+    variance / n. Two batch sizes, that of a micro-batch and that of a window of N examples, give two equations with two
+    unknowns::
 
         A = mean of the micro-batches' squared norms   (weighted by their examples)   ->  |G|^2 + k variance / N
         W = squared norm of the window's mean                                         ->  |G|^2 +   variance / N
         variance = (A - W) N / (k - 1)          |G|^2 = (k W - A) / (k - 1)
 
-    Both are unbiased but noisy, so each is averaged by itself before the ratio is taken. The examples are supposed to
-    be drawn independently: a window that is a good part of the data set has less noise than this says.
+    Both estimates are unbiased but noisy, so each is averaged over the updates before their ratio is taken. They assume
+    that examples are drawn independently: a window that is a large fraction of the data set has less noise than this
+    estimate says.
+
+    The arguments are norms, not squared norms, with the names that `gradlab.Result` uses. For a `gradlab.Trainer` with
+    the same number of micro-batches in every window::
+
+        steps = [step for step in trainer.fit(dataset, updates=1000) if step.applied]
+        scale = gradlab.gradient_noise_scale(
+            np.array([step.gradient_norms for step in steps]),
+            np.array([step.window_gradient_norm for step in steps]),
+            np.array([step.weights for step in steps]),
+        )
+
+    On several workers, first join the gradient norms and the weights of all workers: a step has those of its own
+    worker, but the norm of the window over all of them.
 
     Source: McCandlish, Kaplan, Amodei et al. 2018, "An Empirical Model of Large-Batch Training", appendix A.1; the
     weighted form for micro-batches of different sizes follows from the same two equations.
 
     Args:
-        microbatch_norms: the norm of each micro-batch's mean gradient, shape (updates, k), k 2 or more; NaN where there
-            was none.
-        window_norms: the norm of each window's mean gradient, shape (updates,).
-        weights: the examples of each micro-batch, shape (updates, k), 0 where there was none; or one number for all.
-        smoothing: of the running means, 0 (none) to below 1.
+        gradient_norms: the norm of each micro-batch's mean gradient, shape (updates, k) with k of 2 or more. NaN pads a
+            window with fewer micro-batches.
+        window_gradient_norms: the norm of each window's mean gradient, shape (updates,).
+        weights: the number of examples of each micro-batch, shape (updates, k), 0 where there was no micro-batch; or
+            one number for all micro-batches.
+        smoothing: the weight of the past in the running means, from 0 (no smoothing) to below 1.
 
     Returns:
-        A `NoiseScale`. Windows of a single micro-batch (a ragged tail) say nothing and are passed over.
+        A `NoiseScale`. Windows of a single micro-batch (a ragged tail) contain no information about the noise and are
+        skipped.
 
     Raises:
-        ValueError: no window has two micro-batches, shapes that do not go together, or a norm that is not finite.
+        ValueError: no window has two micro-batches, the shapes do not match, a norm is not finite, or a weight is
+            negative.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -86,12 +114,12 @@ def gradient_noise_scale(microbatch_norms, window_norms, weights, smoothing: flo
     """
     if np.ndim(weights) == 0:
         _checks.positive_number("weights", weights)
-        weights = np.where(np.isnan(np.asarray(microbatch_norms, np.float64)), 0.0, weights)
-    norms, weights = check_windows("microbatch_norms", microbatch_norms, weights, "gradient_noise_scale")
-    window_norms = np.asarray(window_norms, np.float64)
+        weights = np.where(np.isnan(np.asarray(gradient_norms, np.float64)), 0.0, weights)
+    norms, weights = check_windows("gradient_norms", gradient_norms, weights, "gradient_noise_scale")
+    window_norms = np.asarray(window_gradient_norms, np.float64)
     if window_norms.shape != norms.shape[:1] or not np.isfinite(window_norms).all():
         raise ValueError(
-            f"window_norms must be finite, one for each of the {len(norms)} updates. Received: "
+            f"window_gradient_norms must be finite, one for each of the {len(norms)} updates. Received: "
             f"{window_norms.shape if np.isfinite(window_norms).all() else window_norms}"
         )
     count, total = (weights > 0).sum(axis=1), weights.sum(axis=1)
@@ -107,7 +135,10 @@ def gradient_noise_scale(microbatch_norms, window_norms, weights, smoothing: flo
 
 
 def _ratio(above: np.ndarray, below: np.ndarray) -> tuple[float, tuple[float, float]]:
-    """The ratio of two means and its 95 % interval: all r for which above - r * below may well have the mean 0."""
+    """The ratio of two means, and its 95 % confidence interval by Fieller's method.
+
+    The interval contains all ratios r for which the mean of above - r * below does not differ significantly from 0.
+    """
     a, b = above.mean(), below.mean()
     value = float(a / b) if b > 0 else math.inf
     n = len(above)
@@ -117,7 +148,7 @@ def _ratio(above: np.ndarray, below: np.ndarray) -> tuple[float, tuple[float, fl
     # (a - r b)^2 <= aa - 2 r ab + r^2 bb, a quadratic in r
     two, one, zero = b**2 - bb, a * b - ab, a**2 - aa
     root = math.sqrt(max(one**2 - two * zero, 0.0))
-    if b <= 0 or two <= 0:  # the mean below is not clearly above 0: no upper end
+    if b <= 0 or two <= 0:  # the denominator does not differ significantly from 0: no upper bound
         low = (one - root) / two if two < 0 and b > 0 else 0.0
         return value, (float(max(low, 0.0)) if low < value else 0.0, math.inf)
     return value, (float(max((one - root) / two, 0.0)), float((one + root) / two))

@@ -1,13 +1,11 @@
-"""Diagrams: what is drawn of graphs that are known, how names open and close, and what is refused."""
+"""Diagrams of known graphs: their boxes and arrows, expanded and hidden names, and refused arguments."""
 
 import re
 
 import pytest
 import tensorflow as tf
 
-import gradlab
-from gradlab import static_graph
-from gradlab.drawing.graph_view import draw_graph
+from gradlab import draw_graph, static_graph
 
 v1 = tf.compat.v1
 
@@ -28,7 +26,7 @@ def variables():
 
 
 def reachable(diagram, start: str) -> set[str]:
-    """All boxes that a box's value flows into."""
+    """All boxes that depend on the value of a box."""
     found, new = set(), {start}
     while new:
         found |= new
@@ -61,7 +59,7 @@ def test_accumulators_are_written_by_two_and_read_by_the_mean(variables):
     assert "mean" in diagram.boxes["train_step"].reads
 
 
-def test_names_open_and_are_hidden(towers):
+def test_names_are_expanded_and_hidden(towers):
     closed, opened = draw_graph(towers), draw_graph(towers, expand="average")
     assert "average" in closed.boxes and not any(name.startswith("average/") for name in closed.boxes)
     assert "average" not in opened.boxes and "average/stack" in opened.boxes
@@ -74,7 +72,7 @@ def test_names_open_and_are_hidden(towers):
 
 
 def test_every_operation_is_in_one_box(towers):
-    """Counted independently: what is neither a constant, nor a NoOp, nor a variable's own, nor the initializer."""
+    """Counts the operations independently: all but constants, NoOps and those that belong to a variable."""
     variables = ("w", "global_step", "beta1_power", "beta2_power", "w/Adam", "w/Adam_1")
     own = tuple(f"{name}/" for name in variables)
     counted = [
@@ -87,13 +85,13 @@ def test_every_operation_is_in_one_box(towers):
     assert drawn.count("variable") == len(variables)
 
 
-def test_mermaid_names_every_box_once_and_never_points_back(towers):
+def test_mermaid_source_has_every_box_once_and_no_cycle(towers):
     text = draw_graph(towers, title="two towers").mermaid
     nodes = re.findall(r"^    (box\d+(?:new\d*)?)[\[(]", text, flags=re.M)
     assert len(nodes) == len(set(nodes))
     arrows = re.findall(r"^    (\w+) (?:-->|-\.->|== writes ==>) (\w+)$", text, flags=re.M)
     assert {name for arrow in arrows for name in arrow} <= set(nodes)
-    order = {}  # a topological order exists: no arrow leads back
+    order = {}  # a topological order exists, so there is no cycle
     while len(order) < len(nodes):
         free = [n for n in nodes if n not in order and all(a in order for a, b in arrows if b == n)]
         assert free
@@ -101,7 +99,7 @@ def test_mermaid_names_every_box_once_and_never_points_back(towers):
     assert "title: two towers" in text and "w, new" in text
 
 
-def test_a_function_its_loop_and_its_variables():
+def test_a_function_with_a_loop_and_a_variable():
     w = tf.Variable(1.0, name="w")
 
     @tf.function
@@ -121,8 +119,8 @@ def test_a_function_its_loop_and_its_variables():
     assert draw_graph(total.get_concrete_function(x)).boxes.keys() == closed.boxes.keys()
 
 
-def test_a_function_in_a_function_opens_too():
-    """Through both calls the arrows lead from what is given to what is done with it, and on to what is returned."""
+def test_a_function_within_a_function_is_expanded():
+    """Arrows lead through both calls: from the arguments to the operations, and from these to the results."""
 
     @tf.function(autograph=False)
     def inner(x, c):
@@ -149,8 +147,8 @@ def test_a_function_in_a_function_opens_too():
     ]
 
 
-def test_what_a_constant_waits_for_its_reader_waits_for():
-    """TensorFlow can hang a control dependency on a constant, which is not drawn."""
+def test_control_dependencies_of_a_constant_are_those_of_its_reader():
+    """TensorFlow can attach a control dependency to a constant, which is not drawn."""
     with tf.Graph().as_default() as graph:
         v = v1.get_variable("v", initializer=tf.zeros([2]), use_resource=True)
         first = v.assign_add([1.0, 1.0], name="first", read_value=False)
@@ -159,19 +157,18 @@ def test_what_a_constant_waits_for_its_reader_waits_for():
     assert draw_graph(graph).boxes["second"].after == ["first"]
 
 
-def test_both_forms_are_shown_and_the_public_name_is_it(towers):
+def test_a_diagram_is_shown_as_mermaid_and_as_text(towers):
     bundle = draw_graph(towers)._repr_mimebundle_()
     assert set(bundle) == {"text/vnd.mermaid", "text/plain"} and "average" in bundle["text/plain"]
-    assert gradlab.draw_graph is draw_graph
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (dict(expand="towers_0"), "must name what is in the graph.*tower_0.*Received: 'towers_0'"),
+        (dict(expand="towers_0"), "must be names in the graph.*tower_0.*Received: 'towers_0'"),
         (dict(hide=["nothing"]), "Received: 'nothing'"),
         (dict(depth=0), "depth must be a positive integer. Received: 0"),
-        (dict(depth=9), "more than 80 boxes cannot be read.*depth=9, which makes"),
+        (dict(depth=9), r"at most 80 boxes to be legible.*depth=9, which gives \d+ boxes"),
     ],
 )
 def test_bad_arguments(towers, arguments, words):
