@@ -1,1 +1,1 @@
-"""The bench that the notebooks use: data, models, methods, experiments, plots and the lab, built on the helper."""
+"""The lab of the notebooks: experiments, figures, an interactive widget and exercises, built on the helper modules."""

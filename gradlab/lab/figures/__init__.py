@@ -1,1 +1,1 @@
-"""Figures of results, drawn with matplotlib."""
+"""Matplotlib figures of results, and pictures with a text alternative for notebooks."""

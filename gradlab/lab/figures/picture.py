@@ -1,15 +1,24 @@
-"""Figures in notebooks: drawn without pyplot, and never without a text alternative."""
+"""Figures for notebooks, drawn without pyplot and shown with a text alternative."""
 
 import base64
 import html
+from typing import Any
 
 from matplotlib.figure import Figure
 
 from gradlab.lab.figures.style import to_small_png
 
 
-def figure(columns: int = 1, size: tuple[float, float] = (7.0, 3.2)):
-    """A figure and its axes (one, or an array of several side by side), with the course's look; size in inches."""
+def figure(columns: int = 1, size: tuple[float, float] = (7.0, 3.2)) -> tuple[Figure, Any]:
+    """A figure in the style of the course, and its axes.
+
+    Args:
+        columns: the number of axes, side by side.
+        size: width and height in inches.
+
+    Returns:
+        The figure, and its axes: one `Axes`, or an array of them if there are several.
+    """
     drawn = Figure(figsize=size, dpi=90, layout="constrained")
     axes = drawn.subplots(1, columns)
     for each in drawn.axes:
@@ -19,11 +28,14 @@ def figure(columns: int = 1, size: tuple[float, float] = (7.0, 3.2)):
 
 
 class Picture:
-    """A figure as a notebook shows it: an image that a screen reader can read.
+    """A figure that a notebook shows as an image with a text alternative.
 
     Args:
         figure: a matplotlib Figure.
-        alt: what it shows, in a sentence, for those who do not see it.
+        alt: what the figure shows, in a sentence, for readers who cannot see it.
+
+    Raises:
+        ValueError: `alt` is empty.
 
     Example:
         >>> drawn, axes = figure()
@@ -40,9 +52,10 @@ class Picture:
     def __repr__(self) -> str:
         return self.alt
 
-    def _repr_mimebundle_(self, **kwargs) -> dict:
-        # JupyterLab gives an image/png no alternative text, so that it must be HTML; GitHub shows the image alone.
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
+        # JupyterLab shows an image/png without a text alternative, so the image is embedded in HTML. GitHub does not
+        # show such HTML and takes the image/png.
         content = base64.b64encode(to_small_png(self.figure)).decode()
-        # white behind it: the dark theme has light text, the figure has not
+        # The figure's text is dark, so it needs a white background in a dark theme.
         tag = f'<img alt="{html.escape(self.alt)}" style="background: white" src="data:image/png;base64,{content}">'
         return {"text/html": tag, "image/png": content, "text/plain": self.alt}

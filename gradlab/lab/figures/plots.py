@@ -1,31 +1,33 @@
-"""Figures from results. No training here and no widgets; pyplot is not touched, so threads may draw.
+"""Figures of results. They are made without pyplot, so several threads may draw at the same time.
 
-Every figure's text alternative is `figure.get_label()`.
+The text alternative of each figure is `figure.get_label()`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.experiments.result import Result
+from gradlab.lab.figures import curves
 from gradlab.lab.figures.style import STYLES, against_k, line, plain_numbers, to_png
-from gradlab.measure import noise
+from gradlab.measure.memory import MEBIBYTE
 
 __all__ = ["accuracy", "accuracy_table", "cost", "labels", "loss_noise", "losses", "noise_scale", "to_png"]
 
-MEBIBYTE = 2**20
 X_AXES = {"updates": "updates", "examples": "training examples seen", "seconds": "training time (s)"}
 
 
 def losses(results: Sequence[Result], smoothing: float = 0.9) -> Figure:
-    """The window's loss along training: a line for the mean over seeds, a band of one standard deviation around it.
+    """The window's loss during training: the mean over seeds, and a band of one standard deviation around it.
 
     Args:
-        results: one line each.
-        smoothing: of each seed's running mean, 0 (none) to below 1.
+        results: the results, one line each.
+        smoothing: the smoothing of each seed's running mean, from 0 (none) to below 1.
     """
     figure, axes = _figure(results)
     ends = draw_losses(axes, _series(results), smoothing)
@@ -33,12 +35,12 @@ def losses(results: Sequence[Result], smoothing: float = 0.9) -> Figure:
     return _finished(figure, axes, f"Training loss: {smoothed}band ± 1 standard deviation over seeds", ends, results)
 
 
-def draw_losses(axes, series: Sequence[tuple], smoothing: float) -> list[str]:
-    """Draws `losses` for (result, label, style) on axes; returns what it shows, in words."""
+def draw_losses(axes: Axes, series: Sequence[tuple], smoothing: float) -> list[str]:
+    """Draw `losses` for series of (result, label, style), and return a sentence for each."""
     ends = []
     for result, label, style in series:
-        smooth = np.array([_smooth(values, smoothing) for values in result.window_losses])
-        mean, deviation = _mean_and_deviation(smooth)
+        smooth = np.array([curves.smooth(values, smoothing) for values in result.window_losses])
+        mean, deviation = curves.mean_and_deviation(smooth)
         x = np.arange(1, len(mean) + 1)
         axes.plot(x, mean, label=label, **line(style))
         axes.fill_between(x, mean - deviation, mean + deviation, color=style["color"], alpha=0.2, linewidth=0)
@@ -48,11 +50,14 @@ def draw_losses(axes, series: Sequence[tuple], smoothing: float) -> list[str]:
 
 
 def accuracy(results: Sequence[Result], against: str = "updates") -> Figure:
-    """The test accuracy against updates, examples or seconds, so that runs are compared at equal work or equal time.
+    """The test accuracy during training, to compare runs at equal updates, equal work or equal time.
 
     Args:
-        results: one line each, a band of one standard deviation over seeds.
-        against: "updates", "examples" or "seconds".
+        results: the results, one line each, with a band of one standard deviation over seeds.
+        against: the horizontal axis: "updates", "examples" or "seconds".
+
+    Raises:
+        ValueError: `against` is none of these.
     """
     if against not in X_AXES:
         raise ValueError(f"against must be one of {', '.join(X_AXES)}. Received: {against!r}")
@@ -61,15 +66,15 @@ def accuracy(results: Sequence[Result], against: str = "updates") -> Figure:
     return _finished(figure, axes, "Test accuracy: band ± 1 standard deviation over seeds", ends, results)
 
 
-def draw_accuracy(axes, series: Sequence[tuple], against: str) -> list[str]:
-    """Draws `accuracy` for (result, label, style) on axes; returns what it shows, in words."""
+def draw_accuracy(axes: Axes, series: Sequence[tuple], against: str) -> list[str]:
+    """Draw `accuracy` for series of (result, label, style), and return a sentence for each that has been measured."""
     ends = []
     for result, label, style in series:
         measured = np.isfinite(result.accuracies).any(axis=0)
         if not measured.any():
             continue
-        mean, deviation = _mean_and_deviation(100 * result.accuracies[:, measured])
-        x = _mean_and_deviation(_horizontal(result, against)[:, measured])[0]
+        mean, deviation = curves.mean_and_deviation(100 * result.accuracies[:, measured])
+        x = curves.mean_and_deviation(curves.horizontal(result, against)[:, measured])[0]
         axes.plot(x, mean, label=label, markersize=4, markevery=max(1, len(x) // 10), **style)
         axes.fill_between(x, mean - deviation, mean + deviation, color=style["color"], alpha=0.2, linewidth=0)
         ends.append(f"{label}: {mean[-1]:.1f} % after {x[-1]:.4g} {against}")
@@ -78,19 +83,21 @@ def draw_accuracy(axes, series: Sequence[tuple], against: str) -> list[str]:
 
 
 def loss_noise(results: Sequence[Result]) -> Figure:
-    """The loss's standard deviation against k, on logarithmic axes, with what 1 / sqrt(k) predicts beside it.
+    """The standard deviation of the loss against k on logarithmic axes, and its prediction by the 1 / sqrt(k) law.
+
+    Each point is a root mean square over updates and seeds, from which the trend of the loss itself is removed.
 
     Args:
-        results: one point each, of one micro-batch size and different k. Each is the root mean square over updates and
-            seeds, with the change of the loss itself taken out.
+        results: the results, one point each, with the same micro-batch size and different k.
     """
     results = sorted(results, key=lambda result: result.experiment.accumulation_steps)
     figure, axes = _figure(results)
     steps = np.array([result.experiment.accumulation_steps for result in results])
-    windows, predicted, alone = np.array([noise_of(result) for result in results]).T
+    noises = [curves.noise_of(result) for result in results]
+    windows, predicted, alone = ([getattr(n, name) for n in noises] for name in ("window", "law", "microbatch"))
     for (values, label), style in zip(
         ((alone, "micro-batch"), (predicted, "micro-batch / √k: the law"), (windows, "window of k, measured")),
-        (STYLES[0], {**STYLES[6], "marker": ""}, STYLES[1]),
+        (STYLES[0], STYLES[6] | {"marker": ""}, STYLES[1]),
     ):
         axes.plot(steps, values, label=label, markersize=6, **style)
     axes.set(yscale="log", ylabel="standard deviation of the loss (nats)")
@@ -99,13 +106,13 @@ def loss_noise(results: Sequence[Result]) -> Figure:
     return _finished(figure, axes, "Noise of the loss along training", words, results)
 
 
-def accuracy_table(rows: Sequence[str], series: dict[str, Sequence[tuple[float, float]]], title: str = "") -> Figure:
-    """A table of accuracies as dots with intervals.
+def accuracy_table(rows: Sequence[str], series: Mapping[str, Sequence[tuple[float, float]]], title: str = "") -> Figure:
+    """A table of accuracies, drawn as dots with intervals.
 
     Args:
-        rows: what each row is, from top to bottom.
-        series: for each name, (mean, standard deviation) in percent for each row.
-        title: of the figure.
+        rows: the name of each row, from top to bottom.
+        series: for the name of each series, (mean, standard deviation) in percent for each row.
+        title: the title of the figure. "": "Test accuracy".
     """
     figure = Figure(figsize=(8, 1.4 + 0.13 * len(rows) * (len(series) + 1)), dpi=100, layout="constrained")
     axes = figure.subplots()
@@ -123,10 +130,12 @@ def accuracy_table(rows: Sequence[str], series: dict[str, Sequence[tuple[float, 
 
 
 def noise_scale(results: Sequence[Result], smoothing: float = 0.99) -> Figure:
-    """The gradient noise scale along training: the ratio of means over the seeds that finished. Dotted: the batches.
+    """The gradient noise scale during training. Dotted: the effective batch.
+
+    The noise scale is a ratio; its numerator and its denominator are each averaged over the seeds that finished.
 
     Args:
-        results: one line each, with k of 2 or more.
+        results: the results, one line each, with k of 2 or more.
         smoothing: as in `gradlab.gradient_noise_scale`.
     """
     figure, axes = _figure(results)
@@ -134,15 +143,15 @@ def noise_scale(results: Sequence[Result], smoothing: float = 0.99) -> Figure:
     return _finished(figure, axes, "Gradient noise scale; dotted: the effective batch", words, results)
 
 
-def draw_noise_scale(axes, series: Sequence[tuple], smoothing: float) -> list[str]:
-    """Draws `noise_scale` for (result, label, style) on axes; returns what it shows, in words."""
+def draw_noise_scale(axes: Axes, series: Sequence[tuple], smoothing: float) -> list[str]:
+    """Draw `noise_scale` for series of (result, label, style), and return a sentence for each."""
     words = []
     for result, label, style in series:
         scales = result.noise_scale(smoothing)
         if not scales:
             words.append(f"{label}: no seed finished")
             continue
-        length = min(len(scale.along) for scale in scales)  # a budget of seconds gives seeds different lengths
+        length = min(len(scale.along) for scale in scales)  # with a budget of seconds, seeds differ in length
         above = np.mean([scale.variance[:length] for scale in scales], axis=0)
         below = np.mean([scale.squared_gradient[:length] for scale in scales], axis=0)
         along = np.where(below > 0, above / np.where(below > 0, below, 1), np.nan)
@@ -156,10 +165,10 @@ def draw_noise_scale(axes, series: Sequence[tuple], smoothing: float) -> list[st
 
 
 def cost(results: Sequence[Result]) -> Figure:
-    """Time and memory against k: the median update's milliseconds with its quartiles, and the peak memory.
+    """Time and memory against k: the median time of an update with its quartiles, and the peak memory of the process.
 
     Args:
-        results: one point each.
+        results: the results, one point each.
     """
     results = sorted(results, key=lambda result: result.experiment.accumulation_steps)
     figure, (times, memory) = _figure(results, columns=2)
@@ -176,7 +185,7 @@ def cost(results: Sequence[Result]) -> Figure:
         memory.plot(steps, peaks, **STYLES[1])
         memory.set_ylim(0, 1.1 * np.nanmax(peaks))
     else:
-        memory.text(0.5, 0.5, "cannot be read here", transform=memory.transAxes, ha="center")
+        memory.text(0.5, 0.5, "not available on this system", transform=memory.transAxes, ha="center")
     memory.set_ylabel("peak memory of the process (MiB)")
     memory.set_title("Memory", fontsize=10, loc="left")
     for axes in (times, memory):
@@ -185,12 +194,15 @@ def cost(results: Sequence[Result]) -> Figure:
     return _finished(figure, times, "", words, results)
 
 
-def speed(cells: Sequence[dict], network: str = "lenet") -> Figure:
-    """The time of an update of one network in units of the big batch's: a line for each way, a tick for each k x b.
+def speed(cells: Sequence[Mapping[str, Any]], network: str = "lenet") -> Figure:
+    """The time of an update of one network, relative to one large batch: a line for each way, a tick for each k x b.
 
     Args:
-        cells: {"network", "way", "k", "b", "ratio"} each, as benchmarks/ measures them.
-        network: whose.
+        cells: the measurements of benchmarks/, each with the keys "network", "way", "k", "b" and "ratio".
+        network: the network to draw.
+
+    Raises:
+        ValueError: the network has not been measured.
     """
     cells = [cell for cell in cells if cell["network"] == network]
     if not cells:
@@ -204,14 +216,14 @@ def speed(cells: Sequence[dict], network: str = "lenet") -> Figure:
         look = STYLES[number % len(STYLES)] | again[number // len(STYLES)]
         axes.plot([shapes.index(shape) for shape in own], list(own.values()), label=way, **look)
         words.append(f"{way}: " + ", ".join(f"{k} x {b} {ratio:.2f}" for (k, b), ratio in own.items()))
-    axes.set(yscale="log", xlabel="k x b", ylabel="time of an update / the big batch's")
+    axes.set(yscale="log", xlabel="k x b", ylabel="time of an update / time with one large batch")
     axes.set_xticks(range(len(shapes)), labels=[f"{k} x {b}" for k, b in shapes])
     plain_numbers(axes)
-    return _finished(figure, axes, f"Speed of an update, {network}; the big batch is 1", words)
+    return _finished(figure, axes, f"Speed of an update, {network}; one large batch is 1", words)
 
 
 def labels(experiments: Sequence[Experiment]) -> list[str]:
-    """What tells experiments apart, in the words of their fields.
+    """A label for each experiment, made of the fields in which the experiments differ.
 
     >>> labels([Experiment(accumulation_steps=5), Experiment(accumulation_steps=1, microbatch_size=100)])
     ['k = 5, b = 20', 'k = 1, b = 100']
@@ -220,28 +232,28 @@ def labels(experiments: Sequence[Experiment]) -> list[str]:
     values = {f.name: [getattr(e, f.name) for e in experiments] for f in fields(Experiment)}
     order = ["method", "accumulation_steps", "microbatch_size"]
     names = [*order, *(name for name in values if name not in (*order, "eval_every", "seeds"))]
-    telling = [name for name in names if len(set(values[name])) > 1] or ["method"]
+    differing = [name for name in names if len(set(values[name])) > 1] or ["method"]
 
-    def spell(name: str, value) -> str:
+    def spell(name: str, value: Any) -> str:
         return f"{short.get(name, name.replace('_', ' '))} = {value}" if not isinstance(value, str) else value
 
-    return [", ".join(spell(name, values[name][i]) for name in telling) for i in range(len(experiments))]
+    return [", ".join(spell(name, values[name][i]) for name in differing) for i in range(len(experiments))]
 
 
-def _series(results: Sequence[Result]):
+def _series(results: Sequence[Result]) -> list[tuple[Result, str, dict]]:
     names = labels([result.experiment for result in results])
     return [(result, name, STYLES[i % len(STYLES)]) for i, (result, name) in enumerate(zip(results, names))]
 
 
-def _figure(results: Sequence[Result], columns: int = 1):
+def _figure(results: Sequence[Result], columns: int = 1) -> tuple[Figure, Any]:
     if not results or not all(isinstance(result, Result) for result in results):
         raise ValueError(f"a figure needs a list of results, at least one. Received: {results!r}")
     figure = Figure(figsize=(8, 4.2), dpi=100, layout="constrained")
     return figure, figure.subplots(1, columns)
 
 
-def _finished(figure, axes, title, words, results=()) -> Figure:
-    """The finish of every figure: title, legend, grid, what did not go well, and the text alternative."""
+def _finished(figure: Figure, axes: Axes, title: str, words: Sequence[str], results: Sequence[Result] = ()) -> Figure:
+    """Add title, legend, grid, a note of seeds that did not finish, and the text alternative."""
     gone = [ending for result in results for ending in result.endings if ending != "finished"]
     total = sum(len(result.endings) for result in results)
     faults = [f"{gone.count(name)} of {total} seeds {name}" for name in ("diverged", "stopped") if name in gone]
@@ -255,43 +267,3 @@ def _finished(figure, axes, title, words, results=()) -> Figure:
         each.spines[["top", "right"]].set_visible(False)
     figure.set_label(". ".join([title or "Time and memory against k", *faults, *words]) + ".")
     return figure
-
-
-def _mean_and_deviation(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Over the seeds that have a value (a seed that ended early has none any more); 0 deviation for a single one."""
-    there = np.isfinite(values)
-    count = there.sum(axis=0)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        mean = np.where(there, values, 0).sum(axis=0) / count
-        squares = np.where(there, (values - mean) ** 2, 0).sum(axis=0)
-    return mean, np.sqrt(squares / np.maximum(count - 1, 1))
-
-
-def _smooth(values: np.ndarray, smoothing: float) -> np.ndarray:
-    return np.where(np.isfinite(values), noise.running_mean(values, smoothing), np.nan)
-
-
-def _horizontal(result: Result, against: str) -> np.ndarray:
-    """Where on the horizontal axis each update of each seed is, shape (seed, update)."""
-    if against == "updates":
-        return np.broadcast_to(np.arange(1, result.accuracies.shape[1] + 1.0), result.accuracies.shape)
-    if against == "examples":
-        return result.examples
-    return np.cumsum(result.update_seconds, axis=1)
-
-
-def noise_of(result: Result) -> tuple[float, float, float]:
-    """The windows' standard deviation, the law's, and a micro-batch's: root mean squares over updates and seeds."""
-
-    def root_mean_square(values) -> float:
-        squares = np.square(np.concatenate(values))
-        return float(np.sqrt(np.mean(squares[np.isfinite(squares)])))
-
-    lengths = [(i, n) for i, n in enumerate(result.sound_updates) if n > 2]
-    if not lengths:
-        return (np.nan,) * 3
-    windows = root_mean_square([noise.successive_std(result.window_losses[i, :n], 0.0) for i, n in lengths])
-    if result.losses.shape[2] < 2:
-        return windows, windows, windows
-    found = [noise.loss_noise_along(result.losses[i, :n], result.weights[i, :n], 0.0) for i, n in lengths]
-    return windows, root_mean_square([f.law for f in found]), root_mean_square([f.microbatch for f in found])

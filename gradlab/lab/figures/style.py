@@ -1,17 +1,21 @@
-"""How figures look, and how they become images. Colours are Okabe and Ito's, which colour-blind readers can tell apart.
+"""The style of all figures, and their conversion to PNG images.
 
-No series is told from another by its colour alone: line style and marker differ as well.
+The colors are those of Okabe and Ito (2008), which color-blind readers can distinguish. Series also differ in line
+style and marker, never in color alone.
 """
 
 import io
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from PIL import Image
 
-STYLES = (
+STYLES: tuple[dict[str, Any], ...] = (
     {"color": "#0072B2", "linestyle": "-", "marker": "o"},
     {"color": "#D55E00", "linestyle": "--", "marker": "s"},
     {"color": "#009E73", "linestyle": "-.", "marker": "^"},
@@ -24,21 +28,21 @@ FAINT = "#56B4E9"
 GREY = "#767676"
 
 
-def line(style: dict) -> dict:
-    """A style without its marker, for a line of many points."""
+def line(style: dict[str, Any]) -> dict[str, Any]:
+    """One of `STYLES` without its marker, for a line of many points."""
     return {"color": style["color"], "linestyle": style["linestyle"], "linewidth": 1.8}
 
 
-def against_k(axes, steps) -> None:
-    """Makes k a logarithmic axis, with a tick at each k there is."""
+def against_k(axes: Axes, steps: Sequence[int] | np.ndarray) -> None:
+    """Make the horizontal axis a logarithmic axis of k, with a tick at each of the steps."""
     axes.set(xscale="log", xlabel="accumulation_steps k")
     axes.set_xticks(steps, labels=[str(k) for k in steps])
     axes.xaxis.set_minor_locator(NullLocator())
     plain_numbers(axes)
 
 
-def plain_numbers(axes) -> None:
-    """Numbers such as 0.05 at a logarithmic axis, not powers of ten."""
+def plain_numbers(axes: Axes) -> None:
+    """Label a logarithmic vertical axis with plain numbers such as 0.05 instead of powers of ten."""
     if axes.get_yscale() == "log":
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, position: f"{value:g}"))
@@ -46,21 +50,31 @@ def plain_numbers(axes) -> None:
 
 
 def to_png(figure: Figure, compression: int = 6) -> bytes:
-    """The figure as a PNG image; compression from 1 (quick) to 9 (small)."""
+    """The figure as a PNG image.
+
+    Args:
+        figure: the figure.
+        compression: from 1 (fast) to 9 (small).
+    """
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     return pixels_to_png(canvas.buffer_rgba(), compression)
 
 
-def pixels_to_png(pixels, compression: int = 6) -> bytes:
-    """Pixels, shape (height, width, 4), as a PNG image."""
+def pixels_to_png(pixels: Any, compression: int = 6) -> bytes:
+    """Pixels as a PNG image.
+
+    Args:
+        pixels: red, green, blue and opacity from 0 to 255, shape (height, width, 4), as anything that NumPy takes.
+        compression: from 1 (fast) to 9 (small).
+    """
     content = io.BytesIO()
     Image.fromarray(np.asarray(pixels)).save(content, "PNG", compress_level=compression)
     return content.getvalue()
 
 
 def to_small_png(figure: Figure) -> bytes:
-    """The figure as a PNG image of 128 colours: a third of the bytes, for notebooks that keep it."""
+    """The figure as a PNG image of 128 colors. A notebook that stores it needs a third of the bytes."""
     content = io.BytesIO()
     drawn = Image.open(io.BytesIO(to_png(figure, compression=1))).convert("RGB")
     drawn.quantize(128, dither=Image.Dither.NONE).save(content, "PNG", optimize=True)

@@ -1,1 +1,1 @@
-"""AccumulationLab: the lab that notebooks show."""
+"""AccumulationLab, the interactive lab of the notebooks, built from ipywidgets."""

@@ -1,45 +1,65 @@
-"""The lab's controls: one widget a field of the experiment, and what a change of it does written beside it."""
+"""The lab's controls: one widget for each field of the experiment, with the effect of a change written beside it."""
 
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from typing import Any
 
-import ipywidgets as widgets
+import ipywidgets
 
 from gradlab import runtime
 from gradlab.lab.experiments import datasets, methods, models, optimizers
 from gradlab.lab.experiments.experiment import Experiment
 
-BUDGETS = {"updates": 300, "examples": 30_000, "seconds": 1.0}  # and what a change of kind proposes
+BUDGETS = {"updates": 300, "examples": 30_000, "seconds": 1.0}  # each unit with the length that choosing it proposes
 
-# name: what it is for, in a sentence
 TOOLTIPS = {
-    "accumulation_steps": "Micro-batches whose gradients are averaged for one update.",
-    "microbatch_size": "Examples of one forward and backward pass: what must fit in memory.",
-    "learning_rate": "How far an update goes.",
-    "optimizer": "What is done with the averaged gradient.",
-    "method": "How the update is made; every method makes the same one.",
-    "towers": "Copies of the model, each on its device; gradlab.setup(towers=...) makes more devices.",
-    "model": "The network: dense is quick, lenet is the published one.",
-    "dataset": "The images; mnist is here, the others are downloaded the first time.",
-    "seeds": "How many trainings, which differ in first weights, order and masks: the bands are over them.",
-    "budget_kind": "What the length of a run is counted in.",
-    "budget": "How long a run is, in what is chosen above.",
+    "accumulation_steps": "Number of micro-batches whose gradients are averaged for one update.",
+    "microbatch_size": "Number of examples in one forward and backward pass; this is what must fit in memory.",
+    "learning_rate": "Step size of the optimizer.",
+    "optimizer": "Rule by which the averaged gradient changes the weights.",
+    "method": "How gradients are accumulated; every method computes the same update.",
+    "towers": "Number of copies of the model, one per device; gradlab.setup(towers=...) creates more devices.",
+    "model": "The network: dense is fast, lenet is the network of the published experiment.",
+    "dataset": "The images: mnist is included, the others are downloaded when first used.",
+    "seeds": "Number of trainings with different weights, data order and dropout masks; bands show their spread.",
+    "budget_kind": "Unit in which the length of a run is given.",
+    "budget": "Length of a run, in the unit of the control before this one.",
+}
+
+_NOTE = '<span style="opacity: 0.65; font-size: 11px">{}</span>'
+RESTARTS_THE_RUN = _NOTE.format("restarts the run")
+KEEPS_THE_RUN = _NOTE.format("does not restart the run")
+_LABELS = {
+    "accumulation_steps": "accumulation_steps k",
+    "microbatch_size": "microbatch_size b",
+    "learning_rate": "learning rate",
+    "towers": "towers T",
+    "budget_kind": "budget in",
 }
 
 
 @dataclass(frozen=True)
 class Controls:
-    """The widgets by their names, and all of them with their words, as one box."""
+    """The lab's controls.
 
-    widgets: dict[str, widgets.ValueWidget]
-    view: widgets.Widget
+    Attributes:
+        widgets: the widgets by name, each with the CSS class "gradlab-" followed by its name.
+        view: those that are not hidden, with their notes, in one box.
+    """
+
+    widgets: dict[str, ipywidgets.ValueWidget]
+    view: ipywidgets.Widget
 
     def read(self, experiment: Experiment, first_seed: int) -> Experiment:
-        """The experiment with the controls' values; towers count only where the method can use them.
+        """The experiment that the controls describe. Towers count only for methods that use them.
+
+        Args:
+            experiment: provides the fields that have no control.
+            first_seed: the first of the seeds.
 
         Raises:
-            ValueError: the values do not go together.
+            ValueError: the values cannot be combined.
         """
         values = {name: widget.value for name, widget in self.widgets.items()}
         if not methods.takes_towers(values["method"]):
@@ -50,82 +70,79 @@ class Controls:
         return replace(experiment, **values)
 
     def write(self, experiment: Experiment) -> None:
-        """Sets the controls to an experiment."""
+        """Set the controls to the values of an experiment."""
         for name, value in _values(experiment).items():
             widget = self.widgets[name]
-            if isinstance(widget, widgets.IntSlider) and value > widget.max:
-                widget.max = value  # it would cut the value off, and say nothing
+            if isinstance(widget, ipywidgets.IntSlider) and value > widget.max:
+                widget.max = value  # the slider would silently cut the value off
             widget.value = value
 
 
-def build(experiment: Experiment, moved: Callable[[], None], hide: Collection, lock: Collection) -> Controls:
+def build(
+    experiment: Experiment, changed: Callable[[], None], hide: Collection[str], lock: Collection[str]
+) -> Controls:
     """A control for each field that can be changed, set to the experiment's values.
 
     Args:
-        experiment: where the controls start.
-        moved: called after a change.
-        hide: the names of those not to show.
-        lock: the names of those that cannot be changed.
-
-    Each carries the CSS class "gradlab-" and its name.
+        experiment: the initial values.
+        changed: called after each change.
+        hide: the names of the controls to hide.
+        lock: the names of the controls that cannot be changed.
     """
-    e, at = experiment, _values(experiment)
-    made: dict[str, widgets.ValueWidget] = {
-        "accumulation_steps": widgets.IntSlider(min=1, max=max(50, e.accumulation_steps)),
-        "microbatch_size": widgets.IntSlider(min=1, max=max(100, e.microbatch_size)),
-        "learning_rate": widgets.FloatLogSlider(
-            min=min(-5, math.log10(e.learning_rate)),
-            max=max(0, math.log10(e.learning_rate)),
-            step=0.1,
-            readout_format=".1e",
-        ),
-        "seeds": widgets.IntSlider(min=1, max=max(20, at["seeds"])),
-        "budget_kind": widgets.Dropdown(options=list(BUDGETS)),
-        "budget": widgets.BoundedFloatText(min=0.1, max=1e9, step=50, continuous_update=False),
-        "optimizer": widgets.Dropdown(options=list(optimizers.OPTIMIZERS)),
-        "method": widgets.Dropdown(options=list(methods.METHODS)),
-        "towers": widgets.IntSlider(min=1, max=max(2, _devices())),
-        "model": widgets.Dropdown(options=list(models.MODELS)),
-        "dataset": widgets.Dropdown(options=list(datasets.TRAINING_EXAMPLES)),
-    }
-    letters = {"accumulation_steps": " k", "microbatch_size": " b", "towers": " T", "budget_kind": ""}
+    made, values = _widgets(experiment), _values(experiment)
     rows = []
     for name, widget in made.items():
-        widget.value = at[name]
-        widget.description = {"budget_kind": "budget in"}.get(
-            name, name.replace("learning_", "learning ")
-        ) + letters.get(name, "")
+        widget.value = values[name]
+        widget.description = _LABELS.get(name, name)
         widget.tooltip = TOOLTIPS[name]
         widget.style = {"description_width": "160px"}
         widget.layout = {"width": "370px"}
         widget.disabled = name in lock
         widget.add_class(f"gradlab-{name}")
         if name not in hide:
-            rows.append(widgets.HBox([widget, widgets.HTML(_STARTS_ANEW)], layout={"align_items": "center"}))
+            rows.append(ipywidgets.HBox([widget, ipywidgets.HTML(RESTARTS_THE_RUN)], layout={"align_items": "center"}))
 
-    def follow(change=None):
-        """Towers are for the methods and devices that have them; a kind of budget brings its number."""
-        takes = methods.takes_towers(made["method"].value) and _devices() > 1
-        made["towers"].disabled = "towers" in lock or not takes
+    def enable_towers(change=None):
+        """Enable the towers only for methods that use them, and only if there are several devices."""
+        useful = methods.takes_towers(made["method"].value) and _devices() > 1
+        made["towers"].disabled = "towers" in lock or not useful
 
-    def propose(change):
+    def propose_budget(change):
+        """Set the length that goes with the chosen unit."""
         made["budget"].value = BUDGETS[change["new"]]
 
-    made["method"].observe(follow, names="value")
-    made["budget_kind"].observe(propose, names="value")
-    follow()
+    made["method"].observe(enable_towers, names="value")
+    made["budget_kind"].observe(propose_budget, names="value")
+    enable_towers()
     for widget in made.values():
-        widget.observe(lambda change: moved(), names="value")
-    return Controls(made, widgets.Box(rows, layout={"flex_flow": "row wrap"}))
+        widget.observe(lambda change: changed(), names="value")
+    return Controls(made, ipywidgets.Box(rows, layout={"flex_flow": "row wrap"}))
 
 
-_STARTS_ANEW = '<span style="opacity: 0.65; font-size: 11px">starts anew</span>'
-GOES_ON = '<span style="opacity: 0.65; font-size: 11px">the run goes on</span>'
+def _widgets(e: Experiment) -> dict[str, ipywidgets.ValueWidget]:
+    """The bare widgets by name, in the order of the page. Ranges are widened to include the experiment's values."""
+    exponent = math.log10(e.learning_rate)
+    return {
+        "accumulation_steps": ipywidgets.IntSlider(min=1, max=max(50, e.accumulation_steps)),
+        "microbatch_size": ipywidgets.IntSlider(min=1, max=max(100, e.microbatch_size)),
+        "learning_rate": ipywidgets.FloatLogSlider(
+            min=min(-5, exponent), max=max(0, exponent), step=0.1, readout_format=".1e"
+        ),
+        "seeds": ipywidgets.IntSlider(min=1, max=max(20, len(e.seed_numbers))),
+        "budget_kind": ipywidgets.Dropdown(options=list(BUDGETS)),
+        "budget": ipywidgets.BoundedFloatText(min=0.1, max=1e9, step=50, continuous_update=False),
+        "optimizer": ipywidgets.Dropdown(options=list(optimizers.OPTIMIZERS)),
+        "method": ipywidgets.Dropdown(options=list(methods.METHODS)),
+        "towers": ipywidgets.IntSlider(min=1, max=max(2, _devices())),
+        "model": ipywidgets.Dropdown(options=list(models.MODELS)),
+        "dataset": ipywidgets.Dropdown(options=list(datasets.TRAINING_EXAMPLES)),
+    }
 
 
-def _values(e: Experiment) -> dict:
+def _values(e: Experiment) -> dict[str, Any]:
+    """The values of the controls for an experiment."""
     kind = next(kind for kind in BUDGETS if getattr(e, kind) is not None)
-    fields = (
+    names = (
         "accumulation_steps",
         "microbatch_size",
         "learning_rate",
@@ -136,7 +153,7 @@ def _values(e: Experiment) -> dict:
         "dataset",
     )
     rest = {"budget_kind": kind, "budget": float(getattr(e, kind)), "seeds": len(e.seed_numbers)}
-    return {name: getattr(e, name) for name in fields} | rest
+    return {name: getattr(e, name) for name in names} | rest
 
 
 def _devices() -> int:

@@ -1,23 +1,26 @@
-"""One run of the lab: what the worker thread writes and the publisher thread reads, and the pace at which it goes."""
+"""One run of the lab: its updates, which the worker thread writes and the publisher thread reads, and its pace."""
 
 import enum
 import threading
 import time
 import traceback
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
-from gradlab.lab.experiments import environment, sweep
+from gradlab.lab.experiments import environment
 from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.experiments.result import Result
+from gradlab.lab.experiments.run import ending, jobs_of, updates_of
 from gradlab.lab.experiments.training import Stop, Update
+from gradlab.measure.memory import PeakMemory
 
-SLOW_SECONDS = 0.7  # for each thing that slow motion names
+SLOW_SECONDS = 0.7  # pause after each sentence of slow motion
 
 
 class State(enum.Enum):
-    """Where the lab is."""
+    """The state of a run, or of a lab without one (IDLE)."""
 
     IDLE = "idle"
     STARTING = "starting"
@@ -28,26 +31,50 @@ class State(enum.Enum):
     FAILED = "failed"
 
 
+class Status(NamedTuple):
+    """The contents of the lab's status line.
+
+    Attributes:
+        state: one or two words, such as "running", "stopped", "diverged" or "not run".
+        sentence: what the state means here.
+        details: a traceback, shown folded, or "".
+    """
+
+    state: str
+    sentence: str
+    details: str = ""
+
+
 class Pace:
-    """How fast a run goes on: at once, in slow motion, or a step at a time while it is paused."""
+    """The speed of a run: full speed, slow motion, or paused with single steps.
+
+    Args:
+        paused: whether the run waits for steps from its beginning.
+        slow: whether the run is in slow motion from its beginning.
+    """
 
     def __init__(self, paused: bool = False, slow: bool = False):
         self._changed = threading.Condition()
         self._paused, self._slow = paused, slow
-        self._microbatches = self._updates = 0  # steps that were asked for and not made yet
+        self._microbatches = self._updates = 0  # requested steps that the worker has not made yet
 
     @property
     def paused(self) -> bool:
-        """Whether the run waits, or will after the step it makes."""
+        """Whether the run is paused, or will be after the step under way."""
         return self._paused
 
     @property
     def watched(self) -> bool:
-        """Whether each micro-batch is to be shown by itself."""
+        """Whether micro-batches are shown one by one."""
         return self._paused or self._slow
 
     def set(self, paused: bool | None = None, slow: bool | None = None) -> None:
-        """Changes the pace, at once."""
+        """Change the pace, effective at once. Requested steps are dropped.
+
+        Args:
+            paused: whether the run waits for steps. None: unchanged.
+            slow: whether the run is in slow motion. None: unchanged.
+        """
         with self._changed:
             self._paused = self._paused if paused is None else paused
             self._slow = self._slow if slow is None else slow
@@ -55,7 +82,7 @@ class Pace:
             self._changed.notify_all()
 
     def step(self, update: bool) -> None:
-        """Allows a paused run one more micro-batch, or the rest of its window."""
+        """Allow a paused run one more micro-batch, or the rest of its window if `update` is true."""
         with self._changed:
             if update:
                 self._updates += 1
@@ -64,7 +91,7 @@ class Pace:
             self._changed.notify_all()
 
     def wait(self, stop: Stop) -> None:
-        """The worker asks here before each thing it does; a stop lets it through."""
+        """Block the worker until the pace allows its next action, or until `stop` is set."""
         with self._changed:
             if self._slow and not self._paused:
                 end = time.monotonic() + SLOW_SECONDS
@@ -76,38 +103,53 @@ class Pace:
                 self._microbatches -= 1
 
     def window_done(self) -> None:
-        """The worker says that a window is over: a step of one update ends with it."""
+        """End a step of one update. The worker calls this at the end of each window."""
         with self._changed:
             self._updates = max(0, self._updates - 1)
 
 
 @dataclass(eq=False)
 class Run:
-    """One experiment with all its seeds, as it is trained."""
+    """The training of one experiment with all its seeds.
+
+    Attributes:
+        experiment: what to train.
+        pace: the speed.
+        stop: ends the training when set.
+        over: set when the training has ended for any reason.
+        news: set whenever there is something that the publisher should show without delay.
+        updates: the updates so far, by seed. The lists only grow; the updates in them never change.
+        delay: seconds to wait before training starts. A run that is replaced within this time computes nothing.
+        waiting: whether the run is paused and waits for a step.
+        hidden: the number of micro-batches of the last window that are computed but not shown yet.
+        narration: the current sentence of slow motion, or "".
+        error: why the run failed, or "".
+        details: the traceback of the error, or "".
+    """
 
     experiment: Experiment
     pace: Pace = field(default_factory=Pace)
     stop: Stop = field(default_factory=Stop)
     over: threading.Event = field(default_factory=threading.Event)
-    news: threading.Event = field(default_factory=threading.Event)  # the publisher need not wait any longer
-    updates: dict[int, list[Update]] = field(default_factory=dict)  # by seed; appended to, never changed
-    patience: float = 0.0  # seconds to wait before it begins, for a stop that may come at once
-    waiting: bool = False  # for a step
-    hidden: int = 0  # micro-batches of the last window that are computed but not shown yet
+    news: threading.Event = field(default_factory=threading.Event)
+    updates: dict[int, list[Update]] = field(default_factory=dict)
+    delay: float = 0.0
+    waiting: bool = False
+    hidden: int = 0
     narration: str = ""
     error: str = ""
     details: str = ""
-    _memory: environment.PeakMemory = field(default_factory=environment.PeakMemory)
+    _memory: PeakMemory = field(default_factory=PeakMemory)
     _latest: list[int] = field(default_factory=list)  # the seeds of the last update
 
     def work(self) -> None:
-        """Trains until the end, or until stopped. Raises nothing: what goes wrong is kept to be shown."""
+        """Train until the budget is used up or the run is stopped. Errors are stored in `error`, not raised."""
         try:
-            time.sleep(self.patience)
-            for part in [] if self.stop.is_set() else sweep.parts(self.experiment):
-                self._ask()
-                for made in sweep.updates_of(part, self.stop):
-                    self._take(made)
+            time.sleep(self.delay)
+            for job in [] if self.stop.is_set() else jobs_of(self.experiment):
+                self._keep_pace()
+                for updates in updates_of(job, self.stop):
+                    self._add(updates)
                     if self.stop.is_set():
                         return
         except Exception as error:
@@ -119,7 +161,7 @@ class Run:
 
     @property
     def state(self) -> State:
-        """Where the run is."""
+        """The state of the run."""
         if self.over.is_set():
             return State.FAILED if self.error else State.FINISHED
         if self.stop.is_set():
@@ -130,93 +172,92 @@ class Run:
 
     @property
     def young(self) -> bool:
-        """Whether there are hardly any updates to show yet."""
+        """Whether there are fewer than three updates per seed, too few for most views."""
         return sum(map(len, list(self.updates.values()))) < 3 * max(1, len(self._latest))
 
     @property
     def progress(self) -> float:
-        """The share of all seeds' budget that is used up."""
+        """The share of the budget that is used up, over all seeds: 0 to 1."""
         done = sum(made[-1].progress if not made[-1].diverged else 1.0 for made in list(self.updates.values()))
         return done / len(self.experiment.seed_numbers)
 
     def result(self) -> Result | None:
-        """What there is so far, and may be shown, as a `Result`; None before the first update."""
-        about, parts = environment.describe() | {"seeds_together": len(self._latest)}, []
+        """The `Result` of the windows shown so far, or None before the first."""
+        about, results = environment.describe() | {"seeds_together": len(self._latest)}, []
         hidden = self._latest if self.hidden else ()
         for seed, made in list(self.updates.items()):
             made = made[: len(made) - (seed in hidden)]
             if not made:
                 continue
-            ending = "finished" if made and made[-1].progress >= 1 else "stopped"
-            ending = "diverged" if made and made[-1].diverged else ending
-            parts.append(Result.of_updates(self.experiment, seed, made, ending, self._memory.bytes(), about))
-        return Result.join(self.experiment, parts) if parts else None
+            results.append(Result.of_updates(self.experiment, seed, made, ending(made), self._memory.bytes(), about))
+        return Result.join(self.experiment, results) if results else None
 
     def window(self) -> np.ndarray:
-        """The losses of the micro-batches shown so far of a window that is not shown whole; else nothing."""
+        """The losses of the micro-batches shown so far of a window that is shown in part; otherwise empty."""
         if not self.hidden:
             return np.zeros(0)
         losses = self.updates[self._latest[0]][-1].losses
         return losses[: len(losses) + 1 - self.hidden]
 
-    def words(self) -> tuple[str, str, str]:
-        """The state, a sentence, and details to fold away."""
+    def status(self) -> Status:
+        """The status line of the run."""
         if self.state is State.FAILED:
-            return "failed", self.error, self.details
+            return Status("failed", self.error, self.details)
         runs = list(self.updates.items())
         if not runs and self.over.is_set():
-            return "stopped", "before the first update", ""
+            return Status("stopped", "before the first update")
         if not runs:
-            return self.state.value, f"building {self.experiment.method}, reading the data", ""
-        diverged = [seed for seed, made in runs if made[-1].diverged]
+            return Status(self.state.value, f"preparing the method {self.experiment.method} and the data")
+        diverged = [str(seed) for seed, made in runs if made[-1].diverged]
         if diverged:
-            seeds = f"seed{'s' * (len(diverged) > 1)} {', '.join(map(str, diverged))} of {len(runs)}"
-            return "diverged", f"{seeds}: the loss is no longer a number; try a smaller learning rate", ""
+            seeds = f"seed{'s' * (len(diverged) > 1)} {', '.join(diverged)} of {len(runs)}"
+            return Status("diverged", f"{seeds}: loss or gradient no longer finite; try a smaller learning rate")
         seed, made = runs[-1]
         last, seconds = made[-1], [update.seconds for update in made[-50:]]
         state = "stopped" if self.over.is_set() and self.progress < 1 else self.state.value
         goal = f" of {self.experiment.updates}" if self.experiment.updates else ""
-        which = f"{len(runs)} seeds, " if len(self._latest) > 1 else f"seed {seed}, "
-        return (
+        which = f"{len(runs)} seeds" if len(self._latest) > 1 else f"seed {seed}"
+        return Status(
             state,
-            f"{which}update {last.number}{goal}, window loss {last.loss:.3f} nats, "
-            f"{len(seconds) / sum(seconds):.0f} updates a second",
-            "",
+            f"{which}, update {last.number}{goal}, window loss {last.loss:.3f} nats, "
+            f"{len(seconds) / sum(seconds):.0f} updates per second",
         )
 
-    def _take(self, made: list[tuple[int, Update]]) -> None:
-        """Keeps the seeds' updates; while it is watched, shows them one micro-batch after the other."""
+    def _add(self, updates: list[tuple[int, Update]]) -> None:
+        """Store one update of each seed. If the run is watched, reveal its micro-batches one by one."""
         watched = self.pace.watched
-        first, self._latest = made[0][1], [seed for seed, _ in made]
+        first, self._latest = updates[0][1], [seed for seed, _ in updates]
         if watched:
             self.hidden = len(first.losses)
-        for seed, update in made:
+        for seed, update in updates:
             self.updates.setdefault(seed, []).append(update)
-        if not watched:
-            self.narration = ""
-            if first.number == 1:
-                self.news.set()
+        if watched:
+            self._narrate_window(first)
             return
-        k = len(first.losses)
+        self.narration = ""
+        if first.number == 1:
+            self.news.set()
+
+    def _narrate_window(self, update: Update) -> None:
+        k = len(update.losses)
         for number in range(1, k + 1):
-            loss, norm = first.losses[number - 1], first.gradient_norms[number - 1]
-            self._say(
-                f"micro-batch {number} of {k}: loss {loss:.3f}, gradient of norm {norm:.2f} computed, and added to the "
-                f"accumulator: {first.weights[:number].sum():g} examples in it",
+            loss, norm = update.losses[number - 1], update.gradient_norms[number - 1]
+            self._narrate(
+                f"micro-batch {number} of {k}: loss {loss:.3f}, gradient norm {norm:.2f}; its gradient is added to the "
+                f"accumulator, which now holds {update.weights[:number].sum():g} examples",
                 hidden=k + 1 - number,
             )
-            self._ask()
-        norm = first.window_gradient_norm
-        self._say(f"{k} gradients averaged: norm {norm:.2f}; applied once: this was update {first.number}", hidden=0)
+            self._keep_pace()
+        norm = update.window_gradient_norm
+        self._narrate(f"{k} gradients averaged: norm {norm:.2f}; applied once, as update {update.number}", hidden=0)
         self.pace.window_done()
-        self._ask()
+        self._keep_pace()
 
-    def _say(self, narration: str, hidden: int) -> None:
-        self.narration, self.hidden = narration, hidden
+    def _narrate(self, sentence: str, hidden: int) -> None:
+        self.narration, self.hidden = sentence, hidden
         self.news.set()
 
-    def _ask(self) -> None:
-        """Waits as long as the pace wants."""
+    def _keep_pace(self) -> None:
         self.waiting = self.pace.paused
         self.news.set()
         self.pace.wait(self.stop)

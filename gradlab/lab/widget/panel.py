@@ -1,34 +1,37 @@
-"""The lab's page: buttons, switches, views and words, laid out; no behaviour."""
+"""The lab's page: its buttons, switches, views and text, and their layout. The panel reacts to nothing by itself."""
 
 import html
 import io
 from collections.abc import Collection
+from typing import NamedTuple
 
 import ipywidgets as widgets
+from PIL import Image
 
 from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.figures.plots import X_AXES
-from gradlab.lab.widget.controls import GOES_ON
+from gradlab.lab.widget.controls import KEEPS_THE_RUN
+from gradlab.lab.widget.live_run import Status
 from gradlab.lab.widget.views import VIEWS
 
 # name: label, icon, tooltip
 BUTTONS = {
     "run": ("Run", "play", "Train from the beginning."),
-    "stop": ("Stop", "stop", "End the run within a micro-batch; what was drawn stays."),
-    "step_microbatch": ("Step: micro-batch", "step-forward", "Pause, and show one micro-batch more."),
-    "step_update": ("Step: update", "fast-forward", "Pause, and show the rest of the window, to its update."),
-    "reset": ("Reset", "undo", "Controls and plots as they were at first; pinned runs stay."),
-    "pin": ("Pin", "thumb-tack", "Keep this run in the plots and in the table, to compare."),
-    "csv": ("CSV", "download", "Write this run and the pinned ones to a CSV file beside the notebook."),
-    "png": ("PNG", "image", "Write the views to a PNG file beside the notebook."),
+    "stop": ("Stop", "stop", "Stop the run within one micro-batch. The plots stay."),
+    "step_microbatch": ("Step: micro-batch", "step-forward", "Pause, and show one more micro-batch."),
+    "step_update": ("Step: update", "fast-forward", "Pause, and show the rest of the window and its update."),
+    "reset": ("Reset", "undo", "Restore the initial controls and clear the plots. Pinned runs stay."),
+    "pin": ("Pin", "thumb-tack", "Keep this run in the plots and in the table, for comparison."),
+    "csv": ("CSV", "download", "Write this run and the pinned runs to a CSV file next to the notebook."),
+    "png": ("PNG", "image", "Write the views to a PNG file next to the notebook."),
 }
 SWITCHES = {
-    "pause": ("Pause", "pause", "Hold the run before its next update, or let it go on."),
-    "slow": ("Slow", "hourglass-half", "Name each micro-batch as it is computed, accumulated, averaged and applied."),
-    "code": ("Show code", "code", "The Python that repeats this run."),
+    "pause": ("Pause", "pause", "Pause the run before its next update, or resume it."),
+    "slow": ("Slow", "hourglass-half", "Slow motion: describe each micro-batch and each update as it is computed."),
+    "code": ("Show code", "code", "Show the Python code that repeats this run."),
 }
 OTHERS = ("rerun", "against", "pins")
-NAMES = (*BUTTONS, *SWITCHES, *OTHERS, *VIEWS)  # what can be hidden beside the controls
+NAMES = (*BUTTONS, *SWITCHES, *OTHERS, *VIEWS)  # everything that can be hidden, besides the controls
 
 _HIDDEN = "position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%)"
 _CSS = """<style>
@@ -36,8 +39,9 @@ _CSS = """<style>
 .gradlab-view { background: white; border-radius: 4px; padding: 2px; box-sizing: border-box; }
 .gradlab-lab .widget-html-content { line-height: 1.5; }
 </style>"""
-# In JupyterLab's command mode plain keys act on cells: the arrows leave the lab, d d deletes its cell. JupyterLab
-# listens at the document, so that a key that goes to a control of the lab is kept below it; Ctrl+S still saves.
+# In JupyterLab's command mode, plain keys act on cells: the arrow keys leave the lab, and d d deletes its cell.
+# JupyterLab listens at the document, so a listener on the body stops the keys that go to the lab's own controls. Keys
+# with a modifier pass, so Ctrl+S still saves.
 _KEYS = """
 if (!window.gradlabKeys) {
   window.gradlabKeys = true;
@@ -48,123 +52,176 @@ if (!window.gradlabKeys) {
 }"""
 
 
-def _script(text: str) -> widgets.Widget:
-    """JavaScript that runs on the page; the only widget of ipywidgets that may carry it is an Output."""
-    output = {"output_type": "display_data", "data": {"application/javascript": text}, "metadata": {}}
-    return widgets.Output(outputs=(output,), layout={"display": "none"})
+class View(NamedTuple):
+    """A view as it is shown.
+
+    Attributes:
+        png: the image.
+        description: the text alternative for readers who cannot see the image.
+    """
+
+    png: bytes
+    description: str
 
 
 class Panel:
-    """The widgets, by name, and all of them as `view`."""
+    """The widgets of the page. Each carries the CSS class "gradlab-" followed by its name.
+
+    Args:
+        controls: the box of controls, which comes first.
+        pins: the table of pinned runs, which comes last.
+        rerun: whether the checkbox "rerun" is ticked.
+        against: the choice in the list "accuracy against".
+        hide: names of buttons, switches, views and others that are left out.
+
+    Attributes:
+        buttons: the buttons, by name.
+        switches: the toggle buttons, by name.
+        rerun: the checkbox.
+        against: the list of horizontal axes.
+        progress: the progress bar, from 0 to 1.
+        shown: the names of the views that are not hidden.
+        view: all widgets in one box.
+    """
 
     def __init__(
         self, controls: widgets.Widget, pins: widgets.Widget, rerun: bool, against: str, hide: Collection[str]
     ):
-        self.buttons = {
-            name: widgets.Button(description=label, icon=icon, tooltip=tooltip, layout={"width": "auto"})
-            for name, (label, icon, tooltip) in BUTTONS.items()
-        }
-        self.switches = {
-            name: widgets.ToggleButton(description=label, icon=icon, tooltip=tooltip, layout={"width": "auto"})
-            for name, (label, icon, tooltip) in SWITCHES.items()
-        }
-        for name, widget in (self.buttons | self.switches).items():
-            widget.add_class(f"gradlab-{name}")
-        self.rerun = widgets.Checkbox(
-            rerun,
-            description="rerun when a control moves",
-            indent=False,
-            layout={"width": "210px", "margin": "2px 2px 2px 12px"},
-        )
-        self.rerun.tooltip = "Off: a moved control waits for Run."
-        self.rerun.add_class("gradlab-rerun")
-        self.against = widgets.Dropdown(
-            options=list(X_AXES), value=against, description="accuracy against", layout={"width": "240px"}
-        )
-        self.against.style = {"description_width": "125px"}
-        self.against.tooltip = "The axis on which all runs are compared."
-        self.against.add_class("gradlab-against")
+        self.buttons = {name: _named(name, widgets.Button, *look) for name, look in BUTTONS.items()}
+        self.switches = {name: _named(name, widgets.ToggleButton, *look) for name, look in SWITCHES.items()}
+        self.rerun, self.against = _rerun_box(rerun), _against_list(against)
         self.progress = widgets.FloatProgress(min=0, max=1, layout={"width": "200px"}).add_class("gradlab-progress")
-        self.batch = widgets.HTML().add_class("gradlab-batch")
-        self._status = widgets.HTML().add_class("gradlab-status")
-        self._narration = widgets.HTML().add_class("gradlab-narration")
-        self.code = widgets.HTML().add_class("gradlab-listing")
+        self._batch, self._status_line, self._narration_line, self._listing = (
+            widgets.HTML().add_class(f"gradlab-{name}") for name in ("batch", "status", "narration", "listing")
+        )
         self.shown = [name for name in VIEWS if name not in hide]
-        self._images, self._words, boxes = {}, {}, []
-        for name in self.shown:
-            self._images[name] = widgets.Image(format="png", layout={"width": "100%", "height": "auto", "margin": "0"})
-            self._images[name].add_class("gradlab-view").add_class(f"gradlab-view-{name}")
-            self._words[name] = widgets.HTML().add_class(f"gradlab-words-{name}")
-            boxes.append(widgets.VBox([self._images[name], self._words[name]]))
+        self._images = {name: _image(name) for name in self.shown}
+        self._descriptions = {name: widgets.HTML().add_class(f"gradlab-words-{name}") for name in self.shown}
+        self._views = {name: View(b"", "") for name in self.shown}
+        self._status, self._narration = Status("", ""), ""
+        self.view = self._layout(controls, pins, hide)
 
-        def row(*names):
-            shown = [(self.buttons | self.switches)[name] for name in names if name not in hide]
-            return widgets.Box(shown, layout={"flex_flow": "row wrap", "align_items": "center"})
+    @property
+    def status(self) -> Status:
+        """The status line."""
+        return self._status
 
-        compare = [] if "against" in hide else [self.against, widgets.HTML(GOES_ON)]
-        compare += [] if "rerun" in hide else [self.rerun]
-        lines = [
-            widgets.HTML(_CSS),
-            _script(_KEYS),
-            controls,
-            self.batch,
-            row("run", "pause", "step_microbatch", "step_update", "slow", "stop", "reset"),
-            widgets.Box(
-                [self.progress, *compare, row("pin", "csv", "png", "code")],
-                layout={"flex_flow": "row wrap", "align_items": "center"},
-            ),
-            self._status,
-            self._narration,
-            self.code,
-            widgets.GridBox(
-                boxes,
-                layout={"grid_template_columns": "repeat(auto-fill, minmax(max(290px, 30%), 1fr))", "grid_gap": "3px"},
-            ),
-            *([] if "pins" in hide else [pins]),
-        ]
-        self.view = widgets.VBox(lines, layout={"overflow": "hidden"}).add_class("gradlab-lab")
+    @property
+    def narration(self) -> str:
+        """The current sentence of slow motion or of a step, or ""."""
+        return self._narration
 
-    def say(self, state: str, text: str, details: str = "") -> None:
-        """Shows the state, a sentence, and details to fold away."""
-        folded = f"<details><summary>details</summary><pre>{html.escape(details)}</pre></details>" if details else ""
-        self._status.value = f'<div role="status"><b>{state}</b>: {html.escape(text)}{folded}</div>'
+    @property
+    def views(self) -> dict[str, View]:
+        """The views that are not hidden, by name, as they are shown now."""
+        return dict(self._views)
 
-    def say_batch(self, e: Experiment) -> None:
-        """Shows the effective batch as a product, and the law for its window."""
+    def show_status(self, status: Status) -> None:
+        """Show a status, with its details folded."""
+        self._status, folded = status, ""
+        if status.details:
+            folded = f"<details><summary>details</summary><pre>{html.escape(status.details)}</pre></details>"
+        sentence = html.escape(status.sentence)
+        self._status_line.value = f'<div role="status"><b>{status.state}</b>: {sentence}{folded}</div>'
+
+    def show_batch(self, e: Experiment) -> None:
+        """Show the effective batch as a product, and how much less noisy a window's loss should be."""
         factors = [e.towers] * (e.towers > 1) + [e.accumulation_steps, e.microbatch_size]
         product = " × ".join(str(factor) for factor in factors)
-        law = (e.towers * e.accumulation_steps) ** -0.5
-        self.batch.value = (
-            f"effective batch {product} = <b>{e.effective_batch}</b> examples an update; the law: a window's loss "
-            f"is 1/√k = <b>{law:.2f}</b> times as noisy as a micro-batch's"
+        averaged = "k" if e.towers == 1 else "(T k)"
+        noise = (e.towers * e.accumulation_steps) ** -0.5
+        self._batch.value = (
+            f"effective batch {product} = <b>{e.effective_batch}</b> examples per update; expected noise of a "
+            f"window's loss: 1/√{averaged} = <b>{noise:.2f}</b> times that of a micro-batch's loss"
         )
 
-    def narrate(self, text: str) -> None:
-        """Shows what slow motion says."""
-        value = f'<div role="log" aria-live="polite">{html.escape(text)}</div>' if text else ""
-        if value != self._narration.value:
-            self._narration.value = value
+    def narrate(self, sentence: str) -> None:
+        """Show a sentence of slow motion or of a step; "" clears it."""
+        if sentence != self._narration:
+            self._narration = sentence
+            shown = f'<div role="log" aria-live="polite">{html.escape(sentence)}</div>' if sentence else ""
+            self._narration_line.value = shown
 
-    def list_code(self, text: str) -> None:
-        """Shows a listing, or none."""
-        self.code.value = f"<pre>{html.escape(text)}</pre>" if text else ""
+    def list_code(self, code: str) -> None:
+        """Show a listing; "" clears it."""
+        self._listing.value = f"<pre>{html.escape(code)}</pre>" if code else ""
 
-    def paint(self, name: str, png: bytes, words: str) -> None:
-        """Shows a view, and its words to those who do not see it."""
+    def paint(self, name: str, png: bytes, description: str) -> None:
+        """Show a view and its text alternative."""
+        self._views[name] = View(png, description)
         self._images[name].value = png
-        # An Image with a tooltip is not shown at all by ipywidgets 8.1; so the words stand beside it, unseen.
-        self._words[name].value = f'<span style="{_HIDDEN}">{html.escape(words)}</span>'
+        # ipywidgets 8.1 does not display an Image that has a tooltip, so the text stands beside it, visually hidden.
+        self._descriptions[name].value = f'<span style="{_HIDDEN}">{html.escape(description)}</span>'
 
     def picture(self) -> bytes:
-        """The views as they are shown now, side by side, as one PNG image."""
-        from PIL import Image
-
-        images = [Image.open(io.BytesIO(bytes(self._images[name].value))) for name in self.shown]
+        """All views as they are shown now, side by side, as one PNG image."""
+        images = [Image.open(io.BytesIO(view.png)) for view in self._views.values()]
         columns = max(1, min(3, len(images)))
-        width, height = (max((getattr(image, side) for image in images), default=1) for side in ("width", "height"))
+        width = max((image.width for image in images), default=1)
+        height = max((image.height for image in images), default=1)
         sheet = Image.new("RGB", (columns * width, max(1, -(-len(images) // columns)) * height), "white")
         for number, image in enumerate(images):
             sheet.paste(image, (number % columns * width, number // columns * height))
         content = io.BytesIO()
         sheet.save(content, "PNG")
         return content.getvalue()
+
+    def _layout(self, controls: widgets.Widget, pins: widgets.Widget, hide: Collection[str]) -> widgets.Widget:
+        def row(*names: str) -> widgets.Widget:
+            return _wrapping_row([(self.buttons | self.switches)[name] for name in names if name not in hide])
+
+        compare = [] if "against" in hide else [self.against, widgets.HTML(KEEPS_THE_RUN)]
+        compare += [] if "rerun" in hide else [self.rerun]
+        grid = {"grid_template_columns": "repeat(auto-fill, minmax(max(290px, 30%), 1fr))", "grid_gap": "3px"}
+        lines = [
+            widgets.HTML(_CSS),
+            _script(_KEYS),
+            controls,
+            self._batch,
+            row("run", "pause", "step_microbatch", "step_update", "slow", "stop", "reset"),
+            _wrapping_row([self.progress, *compare, row("pin", "csv", "png", "code")]),
+            self._status_line,
+            self._narration_line,
+            self._listing,
+            widgets.GridBox(
+                [widgets.VBox([self._images[name], self._descriptions[name]]) for name in self.shown], layout=grid
+            ),
+            *([] if "pins" in hide else [pins]),
+        ]
+        return widgets.VBox(lines, layout={"overflow": "hidden"}).add_class("gradlab-lab")
+
+
+def _named(name: str, kind: type, label: str, icon: str, tooltip: str) -> widgets.Widget:
+    made = kind(description=label, icon=icon, tooltip=tooltip, layout={"width": "auto"})
+    return made.add_class(f"gradlab-{name}")
+
+
+def _rerun_box(rerun: bool) -> widgets.Widget:
+    layout = {"width": "220px", "margin": "2px 2px 2px 12px"}
+    box = widgets.Checkbox(rerun, description="rerun when a control changes", indent=False, layout=layout)
+    box.tooltip = "Off: changes take effect when Run is pressed."
+    return box.add_class("gradlab-rerun")
+
+
+def _against_list(against: str) -> widgets.Widget:
+    made = widgets.Dropdown(
+        options=list(X_AXES), value=against, description="accuracy against", layout={"width": "240px"}
+    )
+    made.style = {"description_width": "125px"}
+    made.tooltip = "The horizontal axis of the accuracy plot, the same for all runs."
+    return made.add_class("gradlab-against")
+
+
+def _image(name: str) -> widgets.Widget:
+    made = widgets.Image(format="png", layout={"width": "100%", "height": "auto", "margin": "0"})
+    return made.add_class("gradlab-view").add_class(f"gradlab-view-{name}")
+
+
+def _wrapping_row(children: list) -> widgets.Widget:
+    return widgets.Box(children, layout={"flex_flow": "row wrap", "align_items": "center"})
+
+
+def _script(text: str) -> widgets.Widget:
+    """A widget that runs JavaScript on the page. Of the widgets of ipywidgets, only an Output can carry a script."""
+    output = {"output_type": "display_data", "data": {"application/javascript": text}, "metadata": {}}
+    return widgets.Output(outputs=(output,), layout={"display": "none"})

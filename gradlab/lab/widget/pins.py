@@ -1,4 +1,4 @@
-"""Runs that were pinned to be compared: a table with a name and a remove button each, and what can be taken away."""
+"""Pinned runs, which stay for comparison: their table, and exports to text, CSV and Python code."""
 
 import html
 import pathlib
@@ -10,15 +10,22 @@ import numpy as np
 from gradlab import runtime
 from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.experiments.result import Result
-from gradlab.lab.figures import plots
+from gradlab.lab.figures import curves
 
-COLUMNS = ("effective batch", "seeds", "updates", "test accuracy (%)", "noise of the loss (nats)", "ms an update")
+COLUMNS = ("effective batch", "seeds", "updates", "test accuracy (%)", "noise of the loss (nats)", "ms per update")
 _CELL = '<span style="display: inline-block; width: {}px; white-space: nowrap">{}</span>'
 _WIDTHS = (120, 55, 70, 135, 185, 110)
 
 
 class Pins:
-    """The pinned runs, and their table."""
+    """The pinned runs and their table. Each row has a name that can be edited and a button that removes the run.
+
+    Args:
+        changed: called after each change.
+
+    Attributes:
+        view: the table.
+    """
 
     def __init__(self, changed: Callable[[], None]):
         self._changed = changed
@@ -30,16 +37,16 @@ class Pins:
 
     @property
     def runs(self) -> list[tuple[str, Result]]:
-        """(name, result) of each."""
+        """(name, result) of each pinned run."""
         return [(name.value, result) for name, result, _ in self._rows]
 
     def add(self, name: str, result: Result) -> None:
-        """Pins a run; a name that is there already gets a number."""
+        """Pin a run. A name that is already taken gets a number."""
         taken = {name for name, _ in self.runs}
         plain, number = name, 2
         while name in taken:
             name, number = f"{plain} ({number})", number + 1
-        text = widgets.Text(name, layout={"width": "170px"}, tooltip="The run's name, in the table and the plots.")
+        text = widgets.Text(name, layout={"width": "170px"}, tooltip="Name of the run in the table and the plots.")
         text.continuous_update = False
         text.observe(lambda change: self._changed(), names="value")
         button = widgets.Button(icon="trash", tooltip=f"Remove {name}.", layout={"width": "36px"})
@@ -47,20 +54,14 @@ class Pins:
         cells = "".join(_CELL.format(width, html.escape(cell)) for width, cell in zip(_WIDTHS, summary(result)))
         row = widgets.HBox([text, widgets.HTML(cells), button])
         entry = (text, result, row)
-        button.on_click(lambda _: self.remove(entry))
+        button.on_click(lambda _: self._remove(entry))
         self._rows.append(entry)
         self._show()
 
-    def remove(self, entry) -> None:
-        """Removes a run."""
-        if entry in self._rows:
+    def _remove(self, entry: tuple[widgets.Text, Result, widgets.Box]) -> None:
+        if entry in self._rows:  # a second click on the button may arrive before the row is gone
             self._rows.remove(entry)
             self._show()
-
-    def clear(self) -> None:
-        """Removes all."""
-        self._rows.clear()
-        self._show()
 
     def _show(self) -> None:
         self.view.children = [self._head, *(row for *_, row in self._rows)] if self._rows else []
@@ -68,12 +69,12 @@ class Pins:
 
 
 def summary(result: Result) -> list[str]:
-    """A run's cells in the table, mean ± standard deviation over seeds."""
+    """The cells of a run in the table, one for each of `COLUMNS`. Accuracy: mean ± standard deviation over seeds."""
     e = result.experiment
     shape = " × ".join(map(str, [e.towers] * (e.towers > 1) + [e.accumulation_steps, e.microbatch_size]))
     accuracies = 100 * result.last_accuracies[np.isfinite(result.last_accuracies)]
     deviation = f" ± {accuracies.std(ddof=1):.2f}" if len(accuracies) > 1 else ""
-    noise, *_ = plots.noise_of(result)
+    noise = curves.noise_of(result).window
     return [
         f"{shape} = {e.effective_batch}",
         str(len(result.seeds)),
@@ -85,14 +86,14 @@ def summary(result: Result) -> list[str]:
 
 
 def table(runs: list[tuple[str, Result]]) -> str:
-    """The runs as a table in plain text."""
+    """The runs, given as (name, result), as a table in plain text."""
     rows = [("run", *COLUMNS), *((name, *summary(result)) for name, result in runs)]
     widths = [max(map(len, column)) for column in zip(*rows)]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
 
 
 def to_csv(runs: list[tuple[str, Result]], folder: pathlib.Path) -> pathlib.Path:
-    """Writes every micro-batch of the runs to a new CSV file, with the run's name in the first column."""
+    """Write every micro-batch of the runs to a new CSV file, and return its path. The first column names the run."""
     import pandas as pd
 
     frames = []
@@ -106,7 +107,7 @@ def to_csv(runs: list[tuple[str, Result]], folder: pathlib.Path) -> pathlib.Path
 
 
 def new_file(folder: pathlib.Path, name: str, ending: str) -> pathlib.Path:
-    """A path in the folder where there is no file yet."""
+    """A path in the folder that is not taken yet: the name, with a number if necessary."""
     path, number = folder / f"{name}.{ending}", 2
     while path.exists():
         path, number = folder / f"{name}-{number}.{ending}", number + 1
@@ -114,7 +115,7 @@ def new_file(folder: pathlib.Path, name: str, ending: str) -> pathlib.Path:
 
 
 def code(experiment: Experiment) -> str:
-    """The Python that repeats a run."""
+    """The Python code that repeats a run of the experiment."""
     default = Experiment()
     fields = [f"    {name}={value!r},\n" for name, value in vars(experiment).items() if value != getattr(default, name)]
     setup = runtime.arguments() or {"seed": 0}

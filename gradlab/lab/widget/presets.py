@@ -1,27 +1,28 @@
-"""What a lab begins with: the checks of its arguments, its default experiment, and the names of runs."""
+"""The arguments of a lab: its default experiment, checks, and the names of its runs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from typing import Any
 
 from gradlab import _checks
 from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.figures import plots
 from gradlab.lab.widget import controls, panel
 
-# A short run of a small network: it answers while the hand is still on the slider.
+# A short run of a small network, so that the plots follow a slider while it is dragged.
 DEFAULTS = {"model": "dense", "method": "microbatched", "seeds": 5, "updates": 300, "eval_every": 50}
-OWN = ("seed", "hide", "lock", "rerun", "against")  # a lab's arguments beside the fields of its experiment
+OWN = ("seed", "hide", "lock", "rerun", "against")  # the arguments that are not fields of `Experiment`
 
 
 def experiment(seed: int, preset: Mapping) -> Experiment:
-    """The experiment that a lab begins with.
+    """The initial experiment of a lab.
 
     Args:
-        seed: the first of its seeds.
-        preset: fields of `Experiment`; seeds is how many.
+        seed: the first of the seeds.
+        preset: fields of `Experiment`, where "seeds" is the number of seeds.
 
     Raises:
-        ValueError: a name that is no field, or a value that is not allowed.
+        ValueError: a name is not a field, or a value is not allowed.
     """
     known = [field.name for field in fields(Experiment)]
     for name in preset:
@@ -29,7 +30,7 @@ def experiment(seed: int, preset: Mapping) -> Experiment:
             raise ValueError(f"AccumulationLab takes {', '.join((*OWN, *known))}. Received: {name}")
     _checks.natural_number("seed", seed)
     _checks.positive_integer("seeds", preset.get("seeds", 1))
-    chosen = DEFAULTS | dict(preset)
+    chosen: dict[str, Any] = DEFAULTS | dict(preset)
     if preset.get("examples") is not None or preset.get("seconds") is not None:
         chosen["updates"] = preset.get("updates")
     chosen["seeds"] = tuple(range(seed, seed + chosen["seeds"]))
@@ -37,7 +38,11 @@ def experiment(seed: int, preset: Mapping) -> Experiment:
 
 
 def names(hide: Sequence[str], lock: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What to hide and what to lock, after a check that there are such things."""
+    """The names to hide and the names to lock, as tuples; a single name may be given as a string.
+
+    Raises:
+        ValueError: a name does not exist, or names something that cannot be locked.
+    """
     hide, lock = ((one,) if isinstance(one, str) else tuple(one) for one in (hide, lock))
     for each in hide:
         _checks.one_of("a name in hide", each, (*controls.TOOLTIPS, *panel.NAMES))
@@ -47,8 +52,8 @@ def names(hide: Sequence[str], lock: Sequence[str]) -> tuple[tuple[str, ...], tu
 
 
 def name(run: Experiment, preset: Experiment) -> str:
-    """A run's name: k and b, and what else differs from the preset."""
+    """The name of a run: k, b, and the fields that differ from the preset."""
     [label, _] = plots.labels([run, preset])
     shape = f"k = {run.accumulation_steps}, b = {run.microbatch_size}"
-    rest = [part for part in label.split(", ") if part[:4] not in ("k = ", "b = ") and part != preset.method]
+    rest = [field for field in label.split(", ") if field[:4] not in ("k = ", "b = ") and field != preset.method]
     return ", ".join([shape, *rest])

@@ -6,8 +6,9 @@ import traceback
 from collections.abc import Callable
 
 from gradlab.lab.widget import views
-from gradlab.lab.widget.live_run import Run
+from gradlab.lab.widget.live_run import Run, Status
 from gradlab.lab.widget.panel import Panel
+from gradlab.lab.widget.runner import Runner, start_thread
 
 COUNTER_SECONDS = 0.2
 PLOT_SECONDS = {"losses": 0.5, "accuracy": 0.5}
@@ -15,106 +16,110 @@ OTHER_PLOT_SECONDS = 1.5
 
 
 class Publisher:
-    """Shows what the current run has to say, as long as there is one; its thread ends with the run.
+    """Shows the progress of the current run on a thread of its own, which ends with the run.
 
     Args:
-        panel: the widgets to change.
-        guard: held while one is changed, and while another run becomes the current one.
-        current: gives the current run, or None.
-        shown: a function from a run to what the views are to draw.
+        panel: the widgets to update.
+        runner: has the current run, and the lock to hold while a widget is changed.
+        shown: a function from a run to what the views draw.
+
+    Attributes:
+        news: an event that makes the thread update at once instead of at its next turn.
+        refusal: why the values of the controls cannot be run, or "". While set, the status line of a run that is
+            still ending does not replace it.
     """
 
-    def __init__(self, panel: Panel, guard, current: Callable[[], Run | None], shown: Callable[[Run], views.Shown]):
-        self._panel, self._guard, self._current, self._shown = panel, guard, current, shown
+    def __init__(self, panel: Panel, runner: Runner, shown: Callable[[Run], views.Shown]):
+        self._panel, self._runner, self._shown = panel, runner, shown
         self._thread: threading.Thread | None = None
-        self._awake = False  # a thread that has decided to end is still alive for a moment
+        self._awake = False  # False once the thread has decided to end, a moment before it is dead
         self._closed = False
-        self.news = threading.Event()  # set when there is something that should not wait
-        self.refusal = ""  # why the controls' values cannot be run: a run that ends meanwhile does not talk over it
+        self.news = threading.Event()
+        self.refusal = ""
 
     def wake(self) -> None:
-        """There is a new current run, or news of it."""
-        with self._guard:
+        """Show a new current run, or news of it, without delay."""
+        with self._runner.guard:
             self._closed = False
             if not self._awake:
                 self._awake, self._thread = True, start_thread(self._publish, "gradlab-publisher")
         self.news.set()
 
     def join(self, timeout: float) -> None:
-        """Waits until the current run is over and shown, at most so many seconds."""
+        """Wait until the current run is over and shown, at most `timeout` seconds."""
         end = time.monotonic() + timeout
         while (thread := self._thread) is not None and thread.is_alive() and time.monotonic() < end:
             thread.join(max(0.0, end - time.monotonic()))
 
     def close(self) -> None:
-        """From now on nothing more is drawn; the thread still ends with the run."""
+        """Stop drawing. The thread still ends with the run."""
         self._closed = True
         self.news.set()
 
     def paint(self, shown: views.Shown, name: str, run: Run | None = None) -> None:
-        """Draws a view; when it is a run's, only as long as that run is the current one."""
-        png, words = views.picture(name, shown)
-        with self._guard:
-            if run is None or run is self._current():
-                self._panel.paint(name, png, words)
+        """Draw a view, unless it belongs to a run that is no longer the current one.
+
+        Args:
+            shown: what to draw.
+            name: the view, one of `views.VIEWS`.
+            run: the run it belongs to. None: it belongs to no run and is always shown.
+        """
+        png, description = views.picture(name, shown)
+        with self._runner.guard:
+            if run is None or run is self._runner.current:
+                self._panel.paint(name, png, description)
 
     def show_counters(self, run: Run) -> None:
-        """Shows the run's progress and its words."""
-        with self._guard:
-            if run is not self._current():
+        """Show the progress, narration and status of a run, unless it is no longer the current one."""
+        with self._runner.guard:
+            if run is not self._runner.current:
                 return
             self._panel.progress.value = run.progress
             self._panel.narrate(run.narration)
             if not self.refusal:
-                self._panel.say(*run.words())
+                self._panel.show_status(run.status())
 
     def _publish(self) -> None:
         painted: dict[str, float] = {}
         before = None
         while True:
             self.news.clear()
-            with self._guard:
-                run = self._current()
-                over = run is None or run.over.is_set()  # asked first: what is read after it is then all there will be
+            with self._runner.guard:
+                run = self._runner.current
+                over = run is None or run.over.is_set()  # read first, so that what is drawn below is complete
             if run is not None and not self._closed:
                 try:
                     if run.stop.is_set():
-                        self.show_counters(run)  # who stops a run wants to know at once that it has stopped
+                        self.show_counters(run)  # a stop is confirmed before the plots are drawn
                     stage = run, bool(run.updates), run.narration
                     self._paint_due(run, over, stage != before, painted)
                     before = stage
-                    self.show_counters(run)  # after the plots: what is called finished is drawn
+                    self.show_counters(run)  # after the plots, so that a run called finished is drawn
                 except Exception as error:
-                    with self._guard:
-                        self._panel.say("not shown", f"{type(error).__name__}: {error}", traceback.format_exc())
+                    with self._runner.guard:
+                        sentence = f"{type(error).__name__}: {error}"
+                        self._panel.show_status(Status("not shown", sentence, traceback.format_exc()))
                     run.stop.set()
-            with self._guard:
-                if over and run is self._current():
+            with self._runner.guard:
+                if over and run is self._runner.current:
                     self._awake = False
                     return
             self.news.wait(COUNTER_SECONDS)
 
     def _paint_due(self, run: Run, over: bool, news: bool, painted: dict[str, float]) -> None:
-        """Paints the views whose time has come; all of them when the run is over."""
+        """Draw the views that are due; all of them when the run is over."""
         if not (over or run.updates):
-            return  # nothing to show yet: the run before stays until there is
+            return  # the views keep showing the run before until this one has an update
         shown = None
         for name in self._panel.shown:
             pause = PLOT_SECONDS.get(name, OTHER_PLOT_SECONDS)
             due = over or time.monotonic() - painted.get(name, 0.0) > pause or (news and name == "losses")
-            if not due or name == "toy" or run is not self._current():  # the toy follows the controls, not the run
+            if not due or name == "toy" or run is not self._runner.current:  # the toy follows the controls, not the run
                 continue
             if self._closed:
                 return
             if name != "losses" and not over and run.young:
-                continue  # a first update has one thing to show, and soon
+                continue  # the other views have nothing to show yet, and would delay the first point of this one
             shown = shown or self._shown(run)
             self.paint(shown, name, run)
             painted[name] = time.monotonic()
-
-
-def start_thread(target: Callable[[], None], name: str) -> threading.Thread:
-    """Starts a thread that does not keep Python alive."""
-    thread = threading.Thread(target=target, name=name, daemon=True)
-    thread.start()
-    return thread

@@ -1,18 +1,21 @@
-"""A toy that answers at once: noisy descent on a two-dimensional quadratic, in NumPy alone.
+"""A toy problem that is drawn at once: noisy gradient descent on a two-dimensional quadratic, in NumPy alone.
 
-The loss is L(w) = (h1 w1^2 + h2 w2^2) / 2. A micro-batch's gradient is the true one, h w, plus noise of standard
-deviation s in each direction; a window averages k of them, so its noise is s / sqrt(k). Descent w <- w - r g never
-comes to rest at 0: it settles where the noise that each update brings is what the descent takes out. In each direction
+The loss is L(w) = (h1 w1^2 + h2 w2^2) / 2. The gradient of a micro-batch is the true gradient h w plus noise of
+standard deviation s in each direction. A window averages k of them, so its noise has standard deviation s / sqrt(k).
+With the learning rate r, the descent w <- w - r g does not converge to 0. The variance v of w in each direction becomes
+stationary when v = (1 - r h)^2 v + r^2 s^2 / k, which gives
 
-    variance of w = r s^2 / (k h (2 - r h))        so        mean loss = sum over directions of  r s^2 / (2 k (2 - r h))
+    variance of w = r s^2 / (k h (2 - r h))      and      mean loss = sum over directions of  r s^2 / (2 k (2 - r h))
 
-the noise floor (from v = (1 - r h)^2 v + r^2 s^2 / k). Halve it: double k, or halve the learning rate.
+This mean loss is the noise floor. Doubling k halves it; halving the learning rate nearly halves it.
 """
 
 import threading
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
@@ -21,7 +24,7 @@ from gradlab import _checks
 from gradlab.lab.figures import style
 from gradlab.lab.figures.style import FAINT, STYLES
 
-CURVATURE = np.array([0.4, 1.6])  # h: a valley, steeper one way
+CURVATURE = np.array([0.4, 1.6])  # h: the valley is steeper in one direction
 START = np.array([-4.0, 2.2])
 UPDATES = 60
 
@@ -31,11 +34,11 @@ class Descent:
     """A descent on the quadratic.
 
     Attributes:
-        path: the weights before each update, and after the last; shape (updates + 1, 2).
-        losses: of these weights, shape (updates + 1,).
-        gradients: the micro-batches' gradients of the update that is looked at, shape (k, 2).
-        looked_at: the number of that update.
-        floor: the mean loss that it settles at, in closed form.
+        path: the weights before each update and after the last, shape (updates + 1, 2).
+        losses: the losses at these weights, shape (updates + 1,).
+        gradients: the gradients of the micro-batches of the update that is drawn, shape (k, 2).
+        looked_at: the index of that update in `path`.
+        floor: the noise floor, in closed form.
     """
 
     path: np.ndarray
@@ -46,12 +49,17 @@ class Descent:
 
     @property
     def mean(self) -> np.ndarray:
-        """The mean gradient of the update that is looked at."""
+        """The mean gradient of the update that is drawn, shape (2,)."""
         return self.gradients.mean(axis=0)
 
 
 def noise_floor(accumulation_steps: int, learning_rate: float = 0.3, noise: float = 2.0) -> float:
-    """The mean loss that the descent settles at.
+    """The stationary mean loss of the descent, in closed form.
+
+    Args:
+        accumulation_steps: k, the micro-batches of a window.
+        learning_rate: the learning rate, below 1.25.
+        noise: the standard deviation of a micro-batch's gradient in each direction.
 
     >>> round(noise_floor(1) / noise_floor(16), 6)
     16.0
@@ -63,23 +71,26 @@ def noise_floor(accumulation_steps: int, learning_rate: float = 0.3, noise: floa
 def descend(
     accumulation_steps: int, learning_rate: float = 0.3, noise: float = 2.0, updates: int = UPDATES, seed: int = 0
 ) -> Descent:
-    """Descends with windows of noisy gradients. The same seed draws the same noise whatever the learning rate.
+    """Descend with windows of noisy gradients.
 
     Args:
         accumulation_steps: k, the micro-batches of a window.
-        learning_rate: below 1.25, where the steep direction begins to diverge.
+        learning_rate: the learning rate, below 1.25. From there on the steep direction diverges.
         noise: the standard deviation of a micro-batch's gradient in each direction.
-        updates: how many.
-        seed: of the noise.
+        updates: the number of updates.
+        seed: the seed of the noise. The same seed gives the same noise, whatever the learning rate.
+
+    Raises:
+        ValueError: an argument is not allowed.
     """
     _check(accumulation_steps, learning_rate, noise)
     _checks.positive_integer("updates", updates)
     _checks.natural_number("seed", seed)
     drawn = noise * np.random.default_rng(seed).normal(size=[updates, accumulation_steps, 2])
-    path, looked_at = [START], min(2, updates - 1)
+    points, looked_at = [START], min(2, updates - 1)
     for each in drawn:
-        path.append(path[-1] - learning_rate * (CURVATURE * path[-1] + each.mean(axis=0)))
-    path = np.array(path)
+        points.append(points[-1] - learning_rate * (CURVATURE * points[-1] + each.mean(axis=0)))
+    path = np.array(points)
     return Descent(
         path=path,
         losses=(CURVATURE * path**2).sum(axis=1) / 2,
@@ -90,42 +101,49 @@ def descend(
 
 
 class Scene:
-    """The toy's picture: path, gradients as arrows (against them it goes), loss. What never changes is drawn once.
+    """The picture of the toy: the path, the negative gradients as arrows, and the loss.
 
-    Drawing all of it anew for each step of a slider would take several times as long.
+    The background is drawn once and kept. Drawing it again for each step of a slider would take several times as long.
+
+    Args:
+        size: width and height in inches of 100 pixels.
+
+    Attributes:
+        figure: the figure. It holds the background; `picture` adds a descent only while it draws.
+        valley: the axes with the path.
+        losses: the axes with the loss.
     """
 
     def __init__(self, size: tuple[float, float] = (4.2, 3.0)):
         self._drawing = threading.Lock()
-        self._figure = Figure(figsize=size, dpi=100)
-        self._valley, self._losses = self._figure.subplots(1, 2, width_ratios=(3, 2), gridspec_kw={"wspace": 0.34})
-        _draw_ground(self._figure, self._valley, self._losses)
-        self._canvas = FigureCanvasAgg(self._figure)
+        self.figure = Figure(figsize=size, dpi=100)
+        self.valley, self.losses = self.figure.subplots(1, 2, width_ratios=(3, 2), gridspec_kw={"wspace": 0.34})
+        _draw_background(self.figure, self.valley, self.losses)
+        self._canvas = FigureCanvasAgg(self.figure)
         self._canvas.draw()
-        self._ground = self._canvas.copy_from_bbox(self._figure.bbox)
+        self._background = self._canvas.copy_from_bbox(self.figure.bbox)
 
     def picture(self, descent: Descent) -> tuple[bytes, str]:
-        """The picture as PNG, and what it shows in words."""
+        """The picture as PNG, and its text alternative."""
         with self._drawing:
-            self._canvas.restore_region(self._ground)
-            for artist in _draw_descent(self._valley, self._losses, descent):
+            self._canvas.restore_region(self._background)
+            for artist in draw_descent(self.valley, self.losses, descent):
                 artist.axes.draw_artist(artist)
                 artist.remove()
-            return style.pixels_to_png(self._canvas.buffer_rgba(), compression=1), words(descent)
+            return style.pixels_to_png(self._canvas.buffer_rgba(), compression=1), describe(descent)
 
 
-def words(descent: Descent) -> str:
-    """What a descent's picture shows."""
+def describe(descent: Descent) -> str:
+    """The text alternative of a descent's picture."""
     k = len(descent.gradients)
     spread = np.linalg.norm(descent.gradients - descent.mean, axis=1).mean() if k > 1 else 0.0
     return (
-        f"Toy: {k} micro-batch gradients scatter by {spread:.1f} around their mean of length "
+        f"Toy: {k} micro-batch gradients, on average {spread:.1f} away from their mean of length "
         f"{np.linalg.norm(descent.mean):.1f}; the loss settles near {descent.floor:.3f}."
     )
 
 
-def _draw_ground(figure: Figure, valley, losses) -> None:
-    """The valley's contours, the axes and their words."""
+def _draw_background(figure: Figure, valley: Axes, losses: Axes) -> None:
     figure.subplots_adjust(left=0.1, right=0.97, bottom=0.17, top=0.88)
     angle = np.linspace(0, 2 * np.pi, 60)
     for level in (0.5, 2, 5, 9):
@@ -135,16 +153,25 @@ def _draw_ground(figure: Figure, valley, losses) -> None:
     losses.set(xlabel="updates", yscale="log", ylim=(3e-3, 20), xlim=(-3, UPDATES + 3), xticks=[0, UPDATES])
     losses.set_yticks([0.01, 0.1, 1, 10], labels=["0.01", "0.1", "1", "10"])
     losses.yaxis.set_minor_locator(NullLocator())
-    valley.set_title("toy: gradients, their mean, the path", fontsize=8, loc="left")
+    valley.set_title("toy: gradients, their mean, path", fontsize=8, loc="left")
     losses.set_title("loss, noise floor (--)", fontsize=8, loc="left")
     for axes in (valley, losses):
         axes.tick_params(labelsize=7)
-        axes.xaxis.label.set_size(8)
-        axes.yaxis.label.set_size(8)
+        axes.xaxis.label.set_fontsize(8)
+        axes.yaxis.label.set_fontsize(8)
 
 
-def _draw_descent(valley, losses, descent: Descent) -> list:
-    """What a descent adds to the axes: the artists, from back to front."""
+def draw_descent(valley: Axes, losses: Axes, descent: Descent) -> list[Any]:
+    """Draw a descent on the axes of a `Scene`.
+
+    Args:
+        valley: the axes for the path, the negative gradients as thin arrows, and their mean as a thick arrow.
+        losses: the axes for the loss and the noise floor.
+        descent: what to draw.
+
+    Returns:
+        The matplotlib artists, from back to front: path, arrows of the micro-batches, arrow of the mean, loss, floor.
+    """
     path, mean = STYLES[0]["color"], STYLES[1]["color"]
     at = descent.path[descent.looked_at]
     tails = np.tile(at, [len(descent.gradients), 1])
@@ -158,7 +185,7 @@ def _draw_descent(valley, losses, descent: Descent) -> list:
     ]
 
 
-def _check(accumulation_steps, learning_rate, noise) -> None:
+def _check(accumulation_steps: int, learning_rate: float, noise: float) -> None:
     _checks.positive_integer("accumulation_steps", accumulation_steps)
     _checks.positive_number("learning_rate", learning_rate)
     _checks.positive_number("noise", noise)
