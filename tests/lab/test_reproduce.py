@@ -1,4 +1,4 @@
-"""The published table: its experiments, its three protocols, its words, and the committed results."""
+"""The published table: its experiments, its three protocols, its conclusion, and the committed results."""
 
 import csv
 import json
@@ -61,7 +61,7 @@ def test_each_protocol_looks_where_it_says():
     assert [reproduce.looks(e, "as published") for e in reproduce.experiments()[:4]] == [10, 50, 100, 200]
 
 
-def test_the_table_s_figures():
+def test_the_figures_of_the_table():
     rows = reproduce.table([synthetic(e) for e in reproduce.experiments()])
     assert len(rows) == 24
     [row] = [
@@ -83,7 +83,7 @@ def test_the_words_follow_the_figures():
     better = [synthetic(e, 0.02 * (e.accumulation_steps == 20)) for e in reproduce.experiments()]
     assert "a change beyond chance" in reproduce.conclusion(reproduce.table(better))
     quick = reproduce.table([synthetic(e) for e in reproduce.experiments(quick=True)])
-    assert "not to be compared" in reproduce.conclusion(quick)
+    assert "cannot be compared" in reproduce.conclusion(quick)
     for rows in (near, quick):
         assert max(map(len, reproduce.text(rows).splitlines()[:-1])) <= 100
     assert "95.0 ± 0.17" in reproduce.text(near)

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -104,9 +104,8 @@ class Result:
         arrays = {}
         for name, attribute in COLLECTED.items():
             values = [getattr(update, attribute) for update in updates]
-            if "microbatch" in AXES[name]:
-                values = _rows(values, microbatches, _filler(name))
-            arrays[name] = np.array([values], np.float64)  # an accuracy of None becomes NaN
+            rows = _rows(values, microbatches, _filler(name)) if "microbatch" in AXES[name] else values
+            arrays[name] = np.array([rows], np.float64)  # an accuracy of None becomes NaN
         return cls(
             experiment=experiment,
             seeds=(seed,),
@@ -263,8 +262,13 @@ class Result:
         """
         description, arrays = result_file.read(path, AXES)
         try:
-            tuples = {name: tuple(description[name]) for name in ("seeds", "endings", "environments")}
-            return cls(Experiment.from_fields(description["experiment"]), **tuples, **arrays)
+            return cls(
+                experiment=Experiment.from_fields(description["experiment"]),
+                seeds=tuple(description["seeds"]),
+                endings=tuple(description["endings"]),
+                environments=tuple(description["environments"]),
+                **arrays,
+            )
         except (KeyError, TypeError, ValueError) as error:
             raise result_file.UnreadableResult(path, f"which is damaged ({error})") from None
 
@@ -273,9 +277,8 @@ def _filler(name: str) -> float:
     return 0.0 if name == "weights" else np.nan
 
 
-def _rows(values: Iterable[Sequence[float]], length: int, filler: float) -> np.ndarray:
+def _rows(values: Sequence[Sequence[float]], length: int, filler: float) -> np.ndarray:
     """Stack sequences of different lengths as the rows of one array."""
-    values = list(values)
     array = np.full([len(values), length], filler, np.float64)
     for row, value in zip(array, values):
         row[: len(value)] = value

@@ -13,11 +13,11 @@ def spread(values: Sequence[float] | np.ndarray) -> list[float] | None:
     >>> spread([1.0, 2.0, 3.0, float("nan")])
     [2.0, 1.0]
     """
-    values = np.asarray(values, np.float64)
-    values = values[np.isfinite(values)]
-    if not len(values):
+    array = np.asarray(values, np.float64)
+    array = array[np.isfinite(array)]
+    if not len(array):
         return None
-    return [round(float(values.mean()), 3), round(float(values.std(ddof=min(1, len(values) - 1))), 3)]
+    return [round(float(array.mean()), 3), round(float(array.std(ddof=min(1, len(array) - 1))), 3)]
 
 
 def text(summary: Mapping[str, Any]) -> str:

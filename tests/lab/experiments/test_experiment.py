@@ -1,6 +1,7 @@
-"""Experiments: checked as a whole, equal by content, and the same in JSON."""
+"""Experiments: their checks, their equality and their JSON."""
 
 import dataclasses
+import json
 
 import pytest
 
@@ -22,13 +23,14 @@ from gradlab.lab.experiments.experiment import Experiment
         (dict(seconds=0), "seconds must be a finite number above 0. Received: 0"),
         (dict(seconds=float("inf")), "seconds must be a finite number above 0. Received: inf"),
         (dict(updates=5, examples=50), "one budget: updates, examples or seconds. Received: updates=5, examples=50"),
-        (dict(eval_every=2.5), "eval_every must be a positive integer. Received: 2.5"),
+        (dict(eval_every=2.5), "eval_every must be None or a positive integer. Received: 2.5"),
+        (dict(eval_every=0), "eval_every must be None or a positive integer. Received: 0"),
         (dict(learning_rate=0), "learning_rate must be a finite number above 0. Received: 0"),
         (dict(learning_rate=float("nan")), "learning_rate must be a finite number above 0. Received: nan"),
         (dict(seeds=0), "seeds must be different integers of 0 or more, or a positive integer. Received: 0"),
         (dict(seeds="3"), "seeds must be different integers of 0 or more, or a positive integer. Received: '3'"),
-        (dict(seeds=()), r"different ones, at least one. Received: \(\)"),
-        (dict(seeds=(1, 1)), r"different ones, at least one. Received: \(1, 1\)"),
+        (dict(seeds=()), r"at least one seed, all different. Received: \(\)"),
+        (dict(seeds=(1, 1)), r"at least one seed, all different. Received: \(1, 1\)"),
         (dict(seeds=(1, -1)), "a seed must be an integer of 0 or more. Received: -1"),
         (dict(method="microbatched", towers=2), 'towers must be 1 for method "microbatched"'),
         (
@@ -56,13 +58,18 @@ def test_experiments_are_equal_by_content_and_hashable():
     [
         Experiment(),
         Experiment(method="towers", towers=3, examples=12_345, seeds=(5, 3), learning_rate=0.1),
-        Experiment(seconds=1.5, seeds=1),
+        Experiment(seconds=1.5, seeds=1, eval_every=7),
     ],
 )
 def test_json_keeps_everything(experiment):
     again = Experiment.from_json(experiment.to_json())
     assert again == experiment and hash(again) == hash(experiment)
     assert again.seed_numbers == experiment.seed_numbers
+    assert json.loads(experiment.to_json())["eval_every"] == experiment.eval_every
+
+
+def test_by_default_the_budget_decides_when_the_accuracy_is_measured():
+    assert Experiment().eval_every is None and Experiment.from_json('{"updates": 60}').eval_every is None
 
 
 @pytest.mark.parametrize(

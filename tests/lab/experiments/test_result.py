@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pickle
 import resource
 import signal
 import zipfile
@@ -9,11 +10,11 @@ import zipfile
 import numpy as np
 import pytest
 
-from gradlab.lab.experiments import result as result_module
+from gradlab.lab.experiments import result_file
 from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.experiments.models import Model
 from gradlab.lab.experiments.result import AXES, Result
-from gradlab.lab.experiments.sweep import run
+from gradlab.lab.experiments.run import run
 from gradlab.lab.experiments.training import train
 
 WAY = Experiment(model="dense", method="microbatched", microbatch_size=7, accumulation_steps=3, updates=5, seeds=2)
@@ -60,6 +61,15 @@ def test_scores(result):
     assert [scale.along.shape for scale in result.noise_scale()] == [(5,), (5,)]
 
 
+@pytest.mark.parametrize(
+    ("budget", "measured"), [(dict(updates=60), 10), (dict(examples=1000), 10), (dict(updates=3), 3)]
+)
+def test_by_default_the_accuracy_is_measured_ten_times(budget, measured):
+    found = run(dataclasses.replace(WAY, **{"updates": None, **budget}))
+    assert np.isfinite(found.accuracies).sum(axis=1).tolist() == [measured] * 2
+    assert np.isfinite(found.accuracies[:, -1]).all()
+
+
 def test_the_frame_has_a_row_a_micro_batch(result):
     frame = result.to_frame()
     assert len(frame) == 2 * (4 * 3 + 2)
@@ -104,9 +114,21 @@ def test_results_are_equal_by_their_numbers(result):
 
 
 @pytest.mark.parametrize(
-    "damage", ["truncated", "altered", "empty", "text", "no arrays", "another format", "odd shapes"]
+    ("damage", "reason"),
+    [
+        ("truncated", "which is damaged"),
+        ("altered", "which is damaged"),
+        ("no arrays", "which is damaged"),
+        ("odd shapes", "which is damaged .*weights has 3 entries along the axis microbatch"),
+        ("no experiment", "which is damaged"),
+        ("another format", "whose format is not the format 1"),
+        ("empty", "which is empty"),
+        ("text", "which is a file of another kind"),
+        ("arrays alone", "which is a file of another kind"),
+        ("pickle", "which is a file of another kind"),
+    ],
 )
-def test_a_damaged_file_gets_one_sentence(result, tmp_path, damage):
+def test_a_damaged_file_gets_one_sentence(result, tmp_path, damage, reason):
     path = tmp_path / "result.npz"
     result.save(path)
     content = path.read_bytes()
@@ -117,19 +139,24 @@ def test_a_damaged_file_gets_one_sentence(result, tmp_path, damage):
         path.write_bytes(
             content[:middle] + bytes(b ^ 255 for b in content[middle : middle + 20]) + content[middle + 20 :]
         )
-    elif damage in ("empty", "text"):
-        path.write_bytes(b"" if damage == "empty" else b"hello")
+    elif damage in ("empty", "text", "pickle"):
+        path.write_bytes({"empty": b"", "text": b"hello", "pickle": pickle.dumps(np.ones(3))}[damage])
     elif damage == "odd shapes":
-        dataclasses.replace(result, losses=result.losses[:, :-1]).save(path)
+        dataclasses.replace(result, losses=result.losses[..., :-1]).save(path)
+    elif damage == "arrays alone":
+        np.savez(path, losses=result.losses)
+    elif damage == "no experiment":
+        description, arrays = result_file.read(path, AXES)
+        result_file.write(path, {name: description[name] for name in ("seeds", "endings", "environments")}, arrays)
     else:
         with zipfile.ZipFile(path) as old:
             about = json.loads(old.read("result.json"))
         with zipfile.ZipFile(path, "w") as new:
             new.writestr("result.json", json.dumps(about | {"format": 0 if damage == "another format" else 1}))
-    with pytest.raises(
-        ValueError, match="a result must be a file that Result.save wrote, whole. Received: .*result.npz"
-    ):
+    rule = "a result must be an intact file that Result.save wrote. Received: .*result.npz, "
+    with pytest.raises(ValueError, match=rule + reason) as caught:
         Result.load(path)
+    assert "pickle" not in str(caught.value)  # NumPy advises to allow them
 
 
 def test_a_file_that_is_not_there_is_said(tmp_path):
@@ -148,7 +175,7 @@ def test_a_full_disk_leaves_the_old_result_and_says_what_was_not_saved(result, t
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
         with pytest.raises(
-            OSError, match=r"Result: microbatched, dense .* was not saved \(.*\); the file .* is unchanged"
+            OSError, match=r"Result: microbatched, dense .* was not saved \(.*\); the previous file is unchanged"
         ):
             other.save(path)
         with pytest.raises(OSError, match=r"was not saved \([^;]*\):"):
@@ -164,7 +191,7 @@ def test_an_interrupted_save_leaves_no_trace(result, tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(result_module.os, "replace", interrupted)
+    monkeypatch.setattr(result_file.os, "replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
         result.save(tmp_path / "result.npz")
     assert list(tmp_path.iterdir()) == []

@@ -44,7 +44,7 @@ def test_a_grid_alone_and_nothing_at_all(tmp_path):
     assert read(tmp_path, "") == [Experiment()]
 
 
-def test_the_module_s_own_example(tmp_path):
+def test_the_example_in_the_docstring(tmp_path):
     text = re.sub(r"(?m)^    ", "", sweep_file.__doc__.split("\n", 1)[1])
     assert len(read(tmp_path, text)) == 4
 
@@ -52,9 +52,11 @@ def test_the_module_s_own_example(tmp_path):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("[all", "a sweep's file must be TOML. Received: .*sweep.toml"),
-        ("[runs]", r"a sweep's file has the tables \[all\], \[\[run\]\] and \[grid\]. Received: runs"),
-        ("[run]\nupdates = 3", r"\[\[run\]\] in double brackets"),
+        ("[all", "a sweep file must be TOML. Received: .*sweep.toml"),
+        ("[runs]", r"a sweep file may have the tables \[all\], \[\[run\]\] and \[grid\]. Received: runs"),
+        ("[run]\nupdates = 3", r"\[\[run\]\] in double brackets. Received: run = {'updates': 3}"),
+        ("run = [3]", r"\[\[run\]\] in double brackets. Received: run = \[3\]"),
+        ("all = 3", r"at most one table \[all\], .* Received: all = 3"),
         ("[grid]\nupdates = 3", r"\[grid\] must give each field a list of values. Received: updates = 3"),
         ("[grid]\nupdates = []", r"\[grid\] must give each field a list"),
         ("[all]\nk = 3", "an experiment's field must be one of dataset, .* Received: 'k'"),
