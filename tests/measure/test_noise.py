@@ -1,14 +1,14 @@
-"""Each estimator of noise, on synthetic problems whose answer is known in closed form."""
+"""Each estimator of noise, on synthetic problems with a known answer."""
 
 import numpy as np
 import pytest
 
 from gradlab.measure import noise
 
-MICROBATCH, K = 0.5, 16  # a micro-batch's standard deviation, and micro-batches a window
+MICROBATCH, K = 0.5, 16  # the standard deviation of a micro-batch's loss; micro-batches per window
 
 
-def test_loss_noise_and_its_intervals_are_right_19_times_of_20():
+def test_the_intervals_of_loss_noise_cover_the_truth_in_95_percent():
     hits = []
     for seed in range(400):
         found = noise.loss_noise(np.random.default_rng(seed).normal(2.0, MICROBATCH, [40, K]))
@@ -18,12 +18,12 @@ def test_loss_noise_and_its_intervals_are_right_19_times_of_20():
                 found.window_interval[0] < MICROBATCH / np.sqrt(K) < found.window_interval[1],
             ]
         )
-    covered = np.mean(hits, axis=0)  # 400 trials: 0.95 +- 0.011
+    covered = np.mean(hits, axis=0)  # 400 trials: 0.95 with a standard error of 0.011
     assert (covered > 0.91).all() and (covered < 0.985).all()
 
 
-def test_the_intervals_do_not_suppose_a_normal_distribution():
-    """Exponential losses scatter more in their variance than normal ones: nine times the excess."""
+def test_the_intervals_do_not_assume_a_normal_distribution():
+    """The kurtosis of exponential losses is 9 and that of normal ones 3, so their variance is harder to estimate."""
     hits, naive = [], []
     for seed in range(400):
         losses = np.random.default_rng(seed).exponential(MICROBATCH, [400, 1])
@@ -34,7 +34,7 @@ def test_the_intervals_do_not_suppose_a_normal_distribution():
     assert np.mean(hits) > 0.88 > 0.8 > np.mean(naive)
 
 
-def test_the_law_holds_for_independent_micro_batches_and_only_for_them():
+def test_the_law_holds_for_independent_micro_batches_only():
     rng = np.random.default_rng(0)
     independent = noise.loss_noise(rng.normal(2.0, MICROBATCH, [4000, K]))
     assert independent.law == pytest.approx(MICROBATCH / 4, rel=0.02)
@@ -43,15 +43,15 @@ def test_the_law_holds_for_independent_micro_batches_and_only_for_them():
     assert copies.window == pytest.approx(MICROBATCH, rel=0.05) and copies.law < copies.window / 3
 
 
-def test_losses_that_never_scatter_have_no_noise():
+def test_constant_losses_have_no_noise():
     found = noise.loss_noise(np.full([5, 3], 2.0))
     assert found.microbatch == found.window == 0 and found.window_interval == (0, 0)
 
 
-def test_along_a_training_the_fall_of_the_loss_is_not_noise():
+def test_the_fall_of_the_loss_along_a_training_is_not_noise():
     rng = np.random.default_rng(0)
     updates = 20_000
-    fall = 2 * np.exp(-np.arange(updates) / 4000)[:, None]  # far more than the noise, but slowly
+    fall = 2 * np.exp(-np.arange(updates) / 4000)[:, None]  # much larger than the noise, but slow
     found = noise.loss_noise_along(fall + rng.normal(0, MICROBATCH, [updates, K]), smoothing=0.9995)
     assert np.std(fall) > 3 * MICROBATCH / 4
     assert found.microbatch[-1] == pytest.approx(MICROBATCH, rel=0.03)
@@ -60,31 +60,31 @@ def test_along_a_training_the_fall_of_the_loss_is_not_noise():
     assert np.isnan(found.window[:2]).all() and np.isfinite(found.window[2:]).all()
 
 
-def test_a_steep_straight_fall_has_no_noise_and_a_bend_hardly_any():
+def test_a_steep_straight_fall_has_no_noise_and_a_curved_one_hardly_any():
     steep = np.linspace(100, 0, 50)
     np.testing.assert_allclose(noise.successive_std(steep)[2:], 0, atol=1e-12)
     rng = np.random.default_rng(0)
-    early = 2.3 * np.exp(-np.arange(60) / 20) + rng.normal(0, 0.01, 60)  # a fall per update of ten times the noise
+    early = 2.3 * np.exp(-np.arange(60) / 20) + rng.normal(0, 0.01, 60)  # falls by ten times the noise per update
     assert noise.successive_std(early, 0.0)[2:].mean() < 0.015
-    assert np.sqrt((np.diff(early) ** 2 / 2).mean()) > 0.03  # differences of neighbours take it for noise
+    assert np.sqrt((np.diff(early) ** 2 / 2).mean()) > 0.03  # the differences of neighbors count the fall as noise
 
 
 def test_ragged_windows_are_weighted_by_their_examples():
-    """Micro-batches of 4, 4 and 1 examples, whose means have 1/4, 1/4 and 1 of an example's variance."""
+    """Micro-batches of 4, 4 and 1 examples: their means have 1/4, 1/4 and 1 times the variance of one example."""
     rng = np.random.default_rng(1)
     updates, sizes = 40_000, np.array([4.0, 4.0, 1.0])
     losses = rng.normal(0, 1, [updates, 3]) / np.sqrt(sizes)
     weights = np.tile(sizes, [updates, 1])
-    losses, weights = np.insert(losses, 3, np.nan, axis=1), np.insert(weights, 3, 0, axis=1)  # as a Result pads them
+    losses, weights = np.insert(losses, 3, np.nan, axis=1), np.insert(weights, 3, 0, axis=1)  # padded as in a Result
     found = noise.loss_noise_along(losses, weights, smoothing=0.9998)
-    assert found.microbatch[-1] == pytest.approx(np.sqrt(1 / 3), rel=0.03)  # of a micro-batch of 3, the mean size
+    assert found.microbatch[-1] == pytest.approx(np.sqrt(1 / 3), rel=0.03)  # for a micro-batch of 3, the mean size
     assert found.window[-1] == pytest.approx(1 / 3, rel=0.03)  # 9 examples
     assert found.law[-1] == pytest.approx(1 / 3, rel=0.03)
     plain = noise.loss_noise_along(np.nan_to_num(losses[:, :3]), None, smoothing=0.9998)
-    assert plain.law[-1] > 1.05 / 3  # as if all were alike: wrong, and seen to be
+    assert plain.law[-1] > 1.05 / 3  # treating all sizes as equal gives a clearly wrong result
 
 
-def test_gradient_variance_is_unbiased_either_way():
+def test_gradient_variance_is_unbiased_with_and_without_the_full_gradient():
     rng = np.random.default_rng(0)
     true, deviation = rng.normal(size=30), rng.uniform(0.5, 2, 30)
     samples = [true + deviation * rng.normal(size=[5, 30]) for _ in range(4000)]
@@ -104,7 +104,7 @@ def test_cosines_follow_the_closed_form():
     assert np.isnan(noise.cosines([[0.0, 0.0]], [1.0, 0.0])[0])
 
 
-def test_running_mean_has_no_pull_to_zero():
+def test_running_mean_has_no_bias_towards_zero():
     values = np.full(50, 3.0)
     np.testing.assert_allclose(noise.running_mean(values, 0.99), values)
     np.testing.assert_allclose(noise.running_mean([1.0, np.inf, 2.0], 0.0), [1, 1, 2])
@@ -122,7 +122,7 @@ def test_running_mean_has_no_pull_to_zero():
         (lambda: noise.loss_noise([[1.0, np.nan]]), "losses must be finite, .* Received: values that are not finite"),
         (
             lambda: noise.loss_noise_along(np.ones([5, 1])),
-            "loss_noise_along needs windows of 2 micro-batches or more: .* Received: k = 1",
+            "loss_noise_along needs windows of 2 micro-batches or more, .* Received: k = 1",
         ),
         (lambda: noise.loss_noise_along(np.ones([5, 2]), np.ones([5, 3])), r"Received: \(5, 2\), \(5, 3\)"),
         (lambda: noise.loss_noise_along(np.ones([5, 2]), smoothing=1), "smoothing must be .* below 1. Received: 1"),
@@ -135,6 +135,6 @@ def test_running_mean_has_no_pull_to_zero():
         (lambda: noise.cosines([1.0], [1.0]), r"gradients must be finite, .* Received: \(1,\)"),
     ],
 )
-def test_bad_input_gets_one_sentence(call, sentence):
+def test_invalid_input_raises_an_error_with_the_rule_and_the_value(call, sentence):
     with pytest.raises(ValueError, match=sentence):
         call()
