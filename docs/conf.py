@@ -1,0 +1,104 @@
+"""Configuration of the site: pages in docs/, the API from the docstrings, and files from elsewhere in the repository.
+
+Those files, such as the notebooks, are copied into docs/ before each build (`COPIES`), because Sphinx reads only files
+below its source folder. Links are written as on GitHub, relative to the file in the repository: `rewrite_links` turns a
+link to a copied file into a link to its page. Every other link to a file becomes a download.
+"""
+
+import logging
+import os
+import pathlib
+import re
+
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+
+from pygments.lexers.special import TextLexer
+
+import gradlab
+
+DOCS = pathlib.Path(__file__).resolve().parent
+ROOT = DOCS.parent
+
+project = "gradlab"
+author = "The gradlab authors"
+project_copyright = author
+version = release = gradlab.__version__
+
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+exclude_patterns = ["_build"]
+myst_heading_anchors = 3
+nb_execution_mode = "off"  # pages show the outputs that are saved in the notebooks
+nb_mime_priority_overrides = [("*", "application/vnd.jupyter.widget-view+json", None)]  # no kernel behind a page
+suppress_warnings = ["mystnb.unknown_mime_type"]  # diagrams as Mermaid: JupyterLab draws them, a page shows their text
+
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+autodoc_typehints_format = "short"
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+python_maximum_signature_line_length = 88
+default_role = "py:obj"  # `name` in a docstring links to that name if it is documented
+
+html_theme = "furo"
+html_title = f"gradlab {version}"
+html_static_path = ["_static"]
+html_css_files = ["gradlab.css"]
+html_copy_source = False
+linkcheck_timeout = 20
+linkcheck_retries = 2
+
+# Pages that are copies: the folder or file in the repository -> the folder or file in docs/.
+COPIES = {
+    "notebooks/*.ipynb": "course",
+    "notebooks/solutions/*.ipynb": "course/solutions",
+    "benchmarks/RESULTS.md": "benchmarks/results.md",
+    "benchmarks/NOTES.md": "benchmarks/notes.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+}
+LINK = re.compile(r"(\]\()([^)\s\\#:]+)")
+
+
+def copies() -> dict[pathlib.Path, pathlib.Path]:
+    """Each file of the repository that becomes a page -> the page's path."""
+    found = {}
+    for pattern, target in COPIES.items():
+        for source in ROOT.glob(pattern):
+            found[source] = DOCS / target / source.name if "*" in pattern else DOCS / target
+    return found
+
+
+def copy_pages() -> None:
+    """Copies the files that have changed, so that Sphinx reads again only those."""
+    for source, page in copies().items():
+        content = source.read_bytes()
+        if not page.exists() or page.read_bytes() != content:
+            page.parent.mkdir(parents=True, exist_ok=True)
+            page.write_bytes(content)
+
+
+def rewrite_links(app, docname: str, content: list[str]) -> None:
+    """Makes links that are relative to a file of the repository relative to its page."""
+    pages = {**copies(), ROOT / "README.md": DOCS / "index.md"}
+    page = pathlib.Path(app.env.doc2path(docname))
+    origin = next((source for source, copy in pages.items() if copy == page and source.name != "README.md"), page)
+
+    def new(match: re.Match) -> str:
+        target = pathlib.Path(os.path.normpath(origin.parent / match.group(2)))
+        if not target.is_file():
+            return match.group(0)
+        download = target not in pages and DOCS not in target.parents
+        scheme = "path:" if download and target.suffix in (".md", ".ipynb") else ""
+        return match.group(1) + scheme + os.path.relpath(pages.get(target, target), page.parent)
+
+    if page.suffix != ".rst":
+        content[0] = LINK.sub(new, content[0])
+
+
+def setup(app) -> None:
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)
+    copy_pages()
+    app.add_lexer("mermaid", TextLexer)
+    app.connect("source-read", rewrite_links)

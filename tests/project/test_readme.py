@@ -1,0 +1,57 @@
+"""README: short, true, and its code runs."""
+
+import os
+import re
+import subprocess
+import sys
+
+from markdown_pages import broken_links, links, python_blocks
+from paths import ROOT
+
+README = ROOT / "README.md"
+TEXT = README.read_text()
+
+
+def test_at_most_1000_words():
+    """Everything between spaces counts: prose, tables, code and the targets of links."""
+    assert len(TEXT.split()) <= 1000
+
+
+def test_links_lead_to_files_and_to_tests_that_exist():
+    assert broken_links(README) == []
+    assert [link for link in links(TEXT) if link.startswith("http")] == []
+
+
+def test_a_broken_link_is_found():
+    for link in ("nowhere.md", "docs/evidence.md#no-such-heading", "tests/test_window.py#test_that_does_not_exist"):
+        assert broken_links(README, f"{TEXT}\n[x]({link})") == [link]
+
+
+def test_every_row_of_the_comparison_links_to_a_test_of_gradlab():
+    [table] = re.findall(r"^\| \| gradlab \|.*?\n\n", TEXT, flags=re.S | re.M)
+    rows = table.splitlines()[2:-1]
+    assert len(rows) == 8
+    assert all(re.match(r"\| [^|]+ \| \[yes\]\(tests/[\w/]+\.py#test_\w+\) \|", row) for row in rows)
+
+
+def test_python_runs_as_pasted(tmp_path):
+    [block] = python_blocks(TEXT)
+    environment = {**os.environ, "GRADLAB_CACHE": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", block],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("8/8") >= 3  # three epochs of eight updates, as its comment says
+
+
+def test_the_commands_and_the_first_names_are_there():
+    for command in ("make lab", "make test", "make docs", 'pip install "gradlab[lab]"', "gradlab lab"):
+        assert command in TEXT
+    for name in ("microbatched", "Trainer", "GradientAccumulator", "Experiment", "AccumulationLab"):
+        assert f"`gradlab.{name}`" in TEXT
