@@ -1,0 +1,220 @@
+"""The structure of gradlab: imports, sizes, annotations, names. Every check is also tried on sources with a fault."""
+
+import textwrap
+
+import pytest
+import structure
+from paths import ROOT
+
+SOURCES = structure.read_package(ROOT / "gradlab")
+STUB = (ROOT / "gradlab" / "__init__.pyi").read_text()
+
+HELPER = ("gradlab",)
+CORE = (*HELPER, "gradlab.training", "gradlab.measure", "gradlab.drawing")
+LAB = ("gradlab.lab", "gradlab.lab.experiments", "gradlab.lab.figures", "gradlab.lab.widget", "gradlab.lab.exercises")
+WINGS = {
+    # wing -> the wings that it may import
+    "gradlab": (),
+    "gradlab.training": HELPER,
+    "gradlab.measure": HELPER,
+    "gradlab.drawing": HELPER,
+    "gradlab.lab.experiments": CORE,
+    "gradlab.lab.figures": (*CORE, "gradlab.lab.experiments"),
+    "gradlab.lab.widget": (*CORE, "gradlab.lab.experiments", "gradlab.lab.figures"),
+    "gradlab.lab.exercises": (*CORE, "gradlab.lab.experiments", "gradlab.lab.figures", "gradlab.lab.widget"),
+    "gradlab.lab": (*CORE, *LAB[1:]),  # doctor, reproduce, course
+    "gradlab.__main__": (*CORE, *LAB),
+}
+PRIVATE_PACKAGES = ("keras.src", "tensorflow.python", "tf.python")
+PRIVATE_NAMES = (
+    "_all_reduce_sum_gradients", "_compile_loss", "_flatten_layers", "_fn_kwargs", "_keras_mask", "_loss_tracker",
+    "_symbolic_build", "_get_function",
+)  # fmt: skip
+# The only modules that may use private parts of Keras and TensorFlow, and say why.
+INTERNALS = ("gradlab.training._keras_internals", "gradlab.drawing._tensorflow_internals")
+# `training.model` is the class behind gradlab.microbatched, `experiments.models` the table of networks. The packages
+# `experiments` and `methods` contain the modules `experiment` and `method`.
+CLEAR_NAMES = (("model", "models"), ("experiment", "experiments"), ("method", "methods"))
+
+
+def report(faults: list[str]) -> None:
+    assert not faults, "\n" + "\n".join(faults)
+
+
+def test_the_package_was_read():
+    assert {"gradlab.__init__", "gradlab.window", "gradlab.lab.experiments.run"} <= SOURCES.keys()
+    graph = structure.import_graph(SOURCES, STUB)
+    assert "gradlab.averaging" in graph["gradlab.window"] and "gradlab.window" in graph["gradlab.training.update"]
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    report(structure.import_circles(structure.import_graph(SOURCES, STUB)))
+
+
+def test_imports_between_wings_run_one_way():
+    report(structure.forbidden_imports(structure.import_graph(SOURCES, STUB), WINGS))
+
+
+def test_modules_have_at_most_300_lines_and_functions_60():
+    report(structure.too_long(SOURCES, 300, 60))
+
+
+def test_public_functions_are_annotated():
+    report(structure.missing_annotations(SOURCES))
+
+
+def test_private_parts_of_keras_and_tensorflow_are_used_in_two_modules_only():
+    checked = {name: text for name, text in SOURCES.items() if name not in INTERNALS}
+    report(structure.foreign_private_names(checked, PRIVATE_PACKAGES, PRIVATE_NAMES))
+    for name in INTERNALS:
+        assert structure.foreign_private_names({name: SOURCES[name]}, PRIVATE_PACKAGES, PRIVATE_NAMES)
+
+
+def test_no_two_public_classes_have_the_same_name():
+    report(structure.repeated_class_names(SOURCES))
+
+
+def test_no_module_names_differ_only_by_a_plural_s():
+    report(structure.confusable_modules(SOURCES, CLEAR_NAMES))
+
+
+# ---- the checks find planted faults ----
+
+
+def package(**modules: str) -> dict[str, str]:
+    """Synthetic sources of a package `house`; two underscores in a name stand for a dot."""
+    sources = {"house.__init__": "", **{f"house.{n.replace('__', '.')}": text for n, text in modules.items()}}
+    return {name: textwrap.dedent(text) for name, text in sources.items()}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import house.b",
+        "from house import b",
+        "from house.b import thing",
+        "from . import b",
+        "from .b import thing",
+        "def later():\n    from house.b import thing",
+        "import house\nmade = house.Thing()",
+        "from house import Thing",
+    ],
+)
+def test_a_planted_import_circle_is_found(text):
+    stub = "from .b import Thing as Thing\n"
+    clean = package(a="", b="import house.a", c="import house.a, house.b")
+    assert structure.import_circles(structure.import_graph(clean, stub)) == []
+    found = structure.import_circles(structure.import_graph({**clean, "house.a": text}, stub))
+    assert found == ["import circle: house.a -> house.b -> house.a"]
+
+
+def test_a_planted_circle_of_three_and_one_within_a_package_are_found():
+    three = package(a="import house.b", b="import house.c", c="import house.a", d="import house.a")
+    assert structure.import_circles(structure.import_graph(three)) == [
+        "import circle: house.a -> house.b -> house.c -> house.a"
+    ]
+    nested = package(lab__one="from house.lab import two", lab__two="from .one import x")
+    assert structure.import_circles(structure.import_graph(nested)) == [
+        "import circle: house.lab.one -> house.lab.two -> house.lab.one"
+    ]
+    through_init = {**package(lab__one="from house.lab import thing"), "house.lab.__init__": "from .one import x"}
+    assert len(structure.import_circles(structure.import_graph(through_init))) == 1
+
+
+def test_a_planted_import_against_the_direction_is_found():
+    wings = {"house": (), "house.measure": ("house",), "house.lab": ("house", "house.measure")}
+    clean = package(top="", measure__noise="import house.top", lab__run="from house.measure import noise")
+    assert structure.forbidden_imports(structure.import_graph(clean), wings) == []
+    stub = "from .lab.run import Run as Run\nfrom .measure import noise as noise\n"
+    for text in ("import house.lab.run", "from house.lab import run", "import house\nx = house.Run()"):
+        graph = structure.import_graph({**clean, "house.top": text}, stub)
+        assert structure.forbidden_imports(graph, wings) == [
+            "house.top must not import house.lab.run: house may import none"
+        ]
+    graph = structure.import_graph({**clean, "house.top": "import house\nx = house.noise.scale()"}, stub)
+    assert structure.forbidden_imports(graph, wings) == [
+        "house.top must not import house.measure.noise: house may import none"
+    ]
+
+
+def test_planted_long_modules_and_functions_are_found():
+    body = "".join(f"    x{i} = {i}\n" for i in range(59))
+    exact = f'def f():\n    """Doc.\n\n    More.\n    """\n\n    # a comment\n{body}'
+    assert structure.too_long({"house.a": exact}, 300, 60) == []
+    assert structure.too_long({"house.a": exact + "    y = 1\n"}, 300, 60) == [
+        "house.a.f has 61 lines of code, more than 60"
+    ]
+    method = textwrap.indent(exact + "    y = (\n        1,\n    )\n", "    ")
+    assert structure.too_long({"house.a": f"class C:\n{method}"}, 300, 60) == [
+        "house.a.C.f has 63 lines of code, more than 60"
+    ]
+    assert structure.too_long({"house.a": "# line\n" * 300}, 300, 60) == []
+    assert structure.too_long({"house.a": "# line\n" * 301}, 300, 60) == ["house.a has 301 lines, more than 300"]
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("def f(x): ...", "house.a.f: no annotation for x, return"),
+        ("def f(x: int): ...", "house.a.f: no annotation for return"),
+        ("def f(*args, **kwargs) -> None: ...", "house.a.f: no annotation for args, kwargs"),
+        ("def f(*, x=1) -> None: ...", "house.a.f: no annotation for x"),
+        ("if True:\n    def f(x) -> None: ...", "house.a.f: no annotation for x"),
+        ("class C:\n    def __init__(self, x): ...", "house.a.C.__init__: no annotation for x"),
+        ("class C:\n    @property\n    def x(self): ...", "house.a.C.x: no annotation for return"),
+        ("class C:\n    @staticmethod\n    def x(y) -> int: ...", "house.a.C.x: no annotation for y"),
+        ("class C:\n    class D:\n        def x(self, y) -> int: ...", "house.a.C.D.x: no annotation for y"),
+    ],
+)
+def test_a_planted_missing_annotation_is_found(text, fault):
+    assert structure.missing_annotations(package(a=text)) == [fault]
+
+
+def test_private_functions_need_no_annotations():
+    clean = """
+        def _f(x): ...
+        class _C:
+            def f(self, x): ...
+        class C:
+            def __init__(self, x: int, *args: int): ...
+            def _g(self, x): ...
+            @classmethod
+            def h(cls, x: int) -> None:
+                def inner(y): ...
+    """
+    assert structure.missing_annotations(package(a=clean)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "used"),
+    [
+        ("from keras.src.losses.loss import squeeze", "keras.src.losses.loss"),
+        ("from keras import src", "keras.src"),
+        ("import keras\nkeras.src.losses", "keras.src"),
+        ("import tensorflow.python.eager", "tensorflow.python.eager"),
+        ("import tensorflow as tf\ntf.python.eager", "tf.python"),
+        ("def f(optimizer):\n    optimizer._all_reduce_sum_gradients = list", "_all_reduce_sum_gradients"),
+        ("def f(model):\n    return model._flatten_layers()", "_flatten_layers"),
+        ("def f(tensor):\n    return getattr(tensor, '_keras_mask', None)", "_keras_mask"),
+        ("class C:\n    def f(self):\n        self._loss_tracker = None", "_loss_tracker"),
+        ("def f(graph):\n    return graph._never_heard_of", "_never_heard_of"),
+    ],
+)
+def test_a_planted_use_of_private_parts_is_found(text, used):
+    found = structure.foreign_private_names(package(a=text), PRIVATE_PACKAGES, PRIVATE_NAMES)
+    assert len(found) == 1 and f"uses {used}," in found[0]
+
+
+def test_private_names_of_the_package_may_be_used():
+    clean = "class C:\n    _x = 1\n    def f(self, other):\n        self._y = other._x\n        return other.__class__, os._exit"
+    assert structure.foreign_private_names(package(a=clean), PRIVATE_PACKAGES, PRIVATE_NAMES) == []
+
+
+def test_planted_names_that_collide_are_found():
+    sources = package(a="class Update: ...\nclass _Hidden: ...", lab__b="class Update: ...\nclass _Hidden: ...")
+    assert structure.repeated_class_names(sources) == ["class Update is defined in house.a and house.lab.b"]
+    assert structure.repeated_class_names(package(a="class One: ...", b="class Two: ...")) == []
+    similar = package(window="", training__windows="", lab__result="", lab__results="", other="")
+    assert structure.confusable_modules(similar, (("result", "results"),)) == [
+        "house.training.windows and house.window differ only by a plural s"
+    ]
