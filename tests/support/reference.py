@@ -1,13 +1,13 @@
-"""An independent reference in plain NumPy, float64: a two-layer network, its gradients by hand, and four optimizers.
+"""An independent reference in NumPy, float64: a two-layer network, its gradients written by hand, and four optimizers.
 
-Nothing here uses TensorFlow or gradlab: what agrees with it was not only compared with itself.
+It uses neither TensorFlow nor gradlab, so agreement with it is agreement with an independent computation.
 """
 
 import numpy as np
 
 SHAPES = {"hidden/kernel": (4, 5), "hidden/bias": (5,), "logits/kernel": (5, 3), "logits/bias": (3,)}
 
-# Numbers that float32 holds exactly: Keras and tf.compat.v1 round some of theirs to float32 on the way.
+# Numbers that float32 represents exactly, because Keras and tf.compat.v1 round some hyperparameters to float32.
 HYPERPARAMETERS = dict(momentum=0.875, beta_1=0.875, beta_2=0.984375, epsilon=2.0**-10, weight_decay=2.0**-6)
 
 
@@ -41,7 +41,7 @@ def loss_and_gradients(w, x, labels, weights) -> tuple[float, dict[str, np.ndarr
 
 
 class Trainer:
-    """Trains on whole batches, one update each."""
+    """Trains on whole batches: one update for each batch."""
 
     def __init__(self, optimizer: str, w: dict[str, np.ndarray], clip_norm: float | None = None):
         self.w = {name: value.copy() for name, value in w.items()}

@@ -1,4 +1,4 @@
-"""The reference itself: its hand-written gradients against differences of its loss."""
+"""The reference itself: its hand-written gradients are compared with differences of its loss."""
 
 import numpy as np
 import reference

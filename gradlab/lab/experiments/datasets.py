@@ -1,4 +1,4 @@
-"""The data sets: MNIST comes with gradlab, the others are downloaded by Keras."""
+"""The data sets: MNIST is part of gradlab, Keras downloads the others."""
 
 import functools
 import hashlib
@@ -10,21 +10,21 @@ import numpy as np
 
 from gradlab import _checks
 
-# name: training examples, that is without the last VALIDATION ones of the published training set
+VALIDATION = 5_000  # the last examples of each published training set are the validation set
+# The number of the other training examples, by data set.
 TRAINING_EXAMPLES = {"mnist": 55_000, "fashion_mnist": 55_000, "cifar10": 45_000}
-VALIDATION = 5_000
 
-_PACKAGE = pathlib.Path(__file__).resolve().parent.parent
+_PACKAGE = pathlib.Path(__file__).resolve().parents[2]  # the folder of the package gradlab
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Images and their classes, in three parts.
+    """Images and their classes, split into training, validation and test set.
 
     Attributes:
         name: "mnist", "fashion_mnist" or "cifar10".
-        train_images, validation_images, test_images: float32 in [0, 1], shape (examples, height, width, channels).
-        train_labels, validation_labels, test_labels: int32 in 0..9, shape (examples,).
+        train_images, validation_images, test_images: float32 from 0 to 1, shape (examples, height, width, channels).
+        train_labels, validation_labels, test_labels: the classes, int32 from 0 to 9, shape (examples,).
     """
 
     name: str
@@ -38,7 +38,9 @@ class Dataset:
 
 @functools.lru_cache(maxsize=2)
 def load(name: str = "mnist") -> Dataset:
-    """Loads a data set; the last 5,000 training examples are kept apart for validation. Loaded once a process.
+    """Loads a data set. The last 5,000 training examples become the validation set.
+
+    The two most recently used data sets stay in memory, so loading one of them again is immediate.
 
     Args:
         name: "mnist" is part of gradlab and needs no network. "fashion_mnist" and "cifar10" are downloaded by
@@ -72,24 +74,30 @@ def load(name: str = "mnist") -> Dataset:
 
 
 def data_folder() -> pathlib.Path:
-    """Where gradlab's own data lies: inside an installed package, or in data/ of a checkout."""
+    """The folder of gradlab's own data: gradlab/data in an installed package, data/ in a checkout."""
     inside = _PACKAGE / "data"
     return inside if inside.is_dir() else _PACKAGE.parent / "data"
 
 
 def read_verified(path: pathlib.Path) -> bytes:
-    """The content of a data file, once it is known to be what checksums.txt beside it says.
+    """Reads a data file and compares its SHA-256 with the one in checksums.txt in the same folder.
+
+    Args:
+        path: the data file.
+
+    Returns:
+        The content of the file.
 
     Raises:
         ValueError: the file is truncated, altered or not listed.
-        FileNotFoundError: it is missing.
+        FileNotFoundError: the file or checksums.txt is missing.
     """
-    mend = "restore it with: git checkout -- data, or install gradlab again"
+    remedy = "restore it with: git checkout -- data, or install gradlab again"
     listed = path.with_name("checksums.txt")
     for file in (path, listed):
         if not file.is_file():
-            raise FileNotFoundError(f"gradlab's data file {file.name} is missing from {file.parent}; {mend}")
-    known = dict(line.split()[::-1] for line in listed.read_text().splitlines() if line.strip())
+            raise FileNotFoundError(f"gradlab's data file {file.name} is missing from {file.parent}; {remedy}")
+    known: dict[str, str] = dict(line.split()[::-1] for line in listed.read_text().splitlines() if line.strip())
     if path.name not in known:
         raise ValueError(
             f"{path.name} must be listed in {listed.name}. Received: {', '.join(known) or 'an empty list'}"
@@ -98,7 +106,7 @@ def read_verified(path: pathlib.Path) -> bytes:
     found = hashlib.sha256(content).hexdigest()
     if found != known[path.name]:
         raise ValueError(
-            f"{path.name} must have the SHA-256 {known[path.name]} (it is truncated or altered; {mend}). "
+            f"{path.name} must have the SHA-256 {known[path.name]} (it is truncated or altered; {remedy}). "
             f"Received: {found}"
         )
     return content

@@ -1,13 +1,14 @@
 """The networks of the experiments, as pure functions of their weights.
 
-A model here is its weights' shapes and a function (weights, images, dropout seed) -> logits. That makes the very same
-network usable in a tf.compat.v1 static graph, once a tower, and in a compiled TensorFlow 2 function; and it makes its
-randomness an input, so that two methods which are given the same seeds drop the same units.
+A model consists of the shapes of its weights and a function (weights, images, dropout seed) -> logits. The same network
+can therefore be used in a tf.compat.v1 static graph, once for each tower, and in a compiled TensorFlow 2 function. The
+dropout seed is an input, so two methods that are given the same seeds drop the same units.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -22,13 +23,13 @@ class Model:
     """A network for classification.
 
     Attributes:
-        name: what it is called.
+        name: the name of the model.
         input_shape: the shape of one image.
-        shapes: the weights' names and shapes, in order. Names end in "/kernel" or "/bias".
-        logits: a function (weights, images, dropout_seed) -> logits (examples, classes). weights: a mapping from name
-            to tensor; dropout_seed: two integers, or None for no dropout (evaluation).
-        takes_seeds: whether the logits can be those of several seeds at once: images and weights then have one more
-            axis in front, the seeds, and biases one of length 1 after it, for the examples.
+        shapes: the names and shapes of the weights, in order. Names end in "/kernel" or "/bias".
+        logits: a function (weights, images, dropout_seed) -> logits, shape (examples, classes). weights: a mapping from
+            name to tensor; dropout_seed: two integers, or None for no dropout (evaluation).
+        takes_seeds: whether `logits` can compute several seeds at once. Images and weights then have a leading axis,
+            the seeds, and biases have a second axis of length 1 for the examples.
     """
 
     name: str
@@ -39,25 +40,29 @@ class Model:
 
     @property
     def classes(self) -> int:
-        """How many classes the logits are for."""
+        """The number of classes."""
         return list(self.shapes.values())[-1][-1]
 
-    def initial_weights(self, seed: int, dtype="float32") -> dict[str, np.ndarray]:
-        """Glorot-uniform kernels (Glorot and Bengio 2010, equation 16) and zero biases, drawn by NumPy."""
+    def initial_weights(self, seed: int, dtype: Any = "float32") -> dict[str, np.ndarray]:
+        """Glorot-uniform kernels (Glorot and Bengio 2010, equation 16), drawn with NumPy, and zero biases."""
         generator = np.random.default_rng(seed)
         return {
             name: (_glorot_uniform(generator, shape) if name.endswith("kernel") else np.zeros(shape)).astype(dtype)
             for name, shape in self.shapes.items()
         }
 
-    def losses(self, weights: Mapping, images, labels, dropout_seed=None):
-        """The softmax cross-entropy of each example: shape (examples,), in nats."""
+    def losses(self, weights: Mapping, images: Any, labels: Any, dropout_seed: Any = None) -> tf.Tensor:
+        """The softmax cross-entropy of each example in nats, shape (examples,). Arguments as for `logits`."""
         logits = self.logits(weights, images, dropout_seed)
         return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
 
 
 def build(name: str, input_shape: tuple[int, ...] = (28, 28, 1)) -> Model:
-    """The model called name, for images of a shape.
+    """Builds a model.
+
+    Args:
+        name: "lenet", "dense" or "vgg".
+        input_shape: height, width and channels of an image.
 
     >>> sum(math.prod(shape) for shape in build("lenet").shapes.values())
     44426
@@ -71,8 +76,8 @@ def lenet(input_shape: tuple[int, ...] = (28, 28, 1), logit_relu: bool = True) -
 
     Args:
         input_shape: height, width and channels of an image.
-        logit_relu: the published network passes its logits through a relu, so no class can score below 0. That quirk
-            is on, because the published figures were made with it.
+        logit_relu: whether the logits pass through a relu, so that no class can score below 0. The published network
+            has this relu, and the published figures were made with it.
     """
     height, width, channels = input_shape
     pooled1 = (height - 4) // 2, (width - 4) // 2, 6
@@ -89,16 +94,16 @@ def lenet(input_shape: tuple[int, ...] = (28, 28, 1), logit_relu: bool = True) -
     dropped = (0.2, input_shape), (0.5, pooled1), (0.5, pooled2), (0.5, (120,)), (0.5, (84,))
 
     def logits(w, x, seed):
-        masks = _dropout_masks(seed, x, dropped)
-        x = _drop(x, masks[0])
+        masks = dropout_masks(seed, x, dropped)
+        x = drop(x, masks[0])
         x = _max_pool(tf.nn.relu(_convolve(w, "conv1", x, "VALID")))
-        x = _drop(x, masks[1])
+        x = drop(x, masks[1])
         x = _max_pool(tf.nn.relu(_convolve(w, "conv2", x, "VALID")))
-        x = _drop(x, masks[2])
+        x = drop(x, masks[2])
         x = tf.nn.relu(_dense(w, "dense1", tf.reshape(x, [-1, flat])))
-        x = _drop(x, masks[3])
+        x = drop(x, masks[3])
         x = tf.nn.relu(_dense(w, "dense2", x))
-        x = _drop(x, masks[4])
+        x = drop(x, masks[4])
         x = _dense(w, "logits", x)
         return tf.nn.relu(x) if logit_relu else x
 
@@ -106,7 +111,12 @@ def lenet(input_shape: tuple[int, ...] = (28, 28, 1), logit_relu: bool = True) -
 
 
 def dense(input_shape: tuple[int, ...] = (28, 28, 1), hidden: int = 128) -> Model:
-    """One hidden layer of relu units: 784-128-10 for MNIST. Quick, and without dropout: every method agrees exactly."""
+    """One hidden layer of relu units: 784-128-10 for MNIST. It is fast, and without dropout all methods agree.
+
+    Args:
+        input_shape: height, width and channels of an image.
+        hidden: the number of units in the hidden layer.
+    """
     inputs = math.prod(input_shape)
     shapes = {**_layer("hidden", inputs, hidden), **_layer("logits", hidden, CLASSES)}
 
@@ -120,15 +130,16 @@ def dense(input_shape: tuple[int, ...] = (28, 28, 1), hidden: int = 128) -> Mode
 def vgg(
     input_shape: tuple[int, ...] = (32, 32, 3), blocks: Sequence[Sequence[int]] = ((16, 16), (32, 32), (64, 64))
 ) -> Model:
-    """Blocks of 3x3 convolutions, each with a max-pool after it, then two dense layers; small unless told otherwise.
+    """Blocks of 3x3 convolutions, each followed by a max-pool, then two dense layers. The default is a small network.
 
     Args:
-        input_shape: height, width and channels of an image; each block halves height and width.
-        blocks: the filters of each block's convolutions. VGG-16 (Simonyan and Zisserman 2015) has 64 twice, 128 twice,
-            then 256, 512 and 512, three times each.
+        input_shape: height, width and channels of an image. Each block halves height and width.
+        blocks: the number of filters of each convolution, by block. VGG-16 (Simonyan and Zisserman 2015) has two
+            convolutions with 64 filters, two with 128, and three each with 256, 512 and 512.
     """
     height, width, channels = input_shape
-    shapes, filters, convolutions = {}, channels, []
+    shapes: dict[str, tuple[int, ...]] = {}
+    filters, convolutions = channels, []
     for block, widths in enumerate(blocks, 1):
         convolutions.append([f"conv{block}{'abc'[i]}" for i in range(len(widths))])
         for name, wide in zip(convolutions[-1], widths):
@@ -143,13 +154,13 @@ def vgg(
                 x = tf.nn.relu(_convolve(w, name, x, "SAME"))
             x = _max_pool(x)
         x = tf.nn.relu(_dense(w, "dense", tf.reshape(x, [-1, flat])))
-        [mask] = _dropout_masks(seed, x, [(0.5, (128,))])
-        return _dense(w, "logits", _drop(x, mask))
+        [mask] = dropout_masks(seed, x, [(0.5, (128,))])
+        return _dense(w, "logits", drop(x, mask))
 
     return Model("vgg", tuple(input_shape), shapes, logits)
 
 
-MODELS = {"lenet": lenet, "dense": dense, "vgg": vgg}
+MODELS: dict[str, Callable[..., Model]] = {"lenet": lenet, "dense": dense, "vgg": vgg}
 
 
 def _layer(name: str, *kernel: int) -> dict[str, tuple[int, ...]]:
@@ -157,7 +168,7 @@ def _layer(name: str, *kernel: int) -> dict[str, tuple[int, ...]]:
 
 
 def _glorot_uniform(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    field = math.prod(shape[:-2])  # a convolution's kernel is seen by a whole patch
+    field = math.prod(shape[:-2])  # the pixels under a convolution's kernel; 1 for a dense layer
     limit = math.sqrt(6 / (field * (shape[-2] + shape[-1])))
     return generator.uniform(-limit, limit, shape)
 
@@ -171,7 +182,7 @@ def _convolve(w, name, x, padding):
 
 
 def _add_bias(x, bias):
-    # The gradient of bias_add is one operation; that of + must first find out which axes were stretched.
+    # The gradient of bias_add is one operation; the gradient of + must first determine which axes were broadcast.
     return tf.nn.bias_add(x, bias) if len(bias.shape) == 1 else x + bias
 
 
@@ -179,18 +190,27 @@ def _max_pool(x):
     return tf.nn.max_pool2d(x, ksize=2, strides=2, padding="VALID")
 
 
-def _dropout_masks(seed, x, layers: Sequence[tuple]) -> list:
-    """For each (rate, shape of a layer's units) a mask to multiply with: 0, or 1 / (1 - rate).
+def dropout_masks(seed: Any, x: tf.Tensor, layers: Sequence[tuple[float, Sequence[int]]]) -> list:
+    """Draws the dropout masks of a micro-batch.
 
-    The masks depend on the seed and the number of examples alone, wherever and whenever they are drawn; they are drawn
-    at once, because for a micro-batch many small draws cost more than the numbers. Without a seed: None.
+    The masks depend only on the seed and on the number of examples. All layers are drawn at once, because for a
+    micro-batch the overhead of many small draws is larger than the time of drawing.
+
+    Args:
+        seed: two integers, or None for no dropout.
+        x: the micro-batch; its first axis is the examples.
+        layers: for each layer its dropout rate and the shape of its units.
+
+    Returns:
+        For each layer a mask of 0 and 1 / (1 - rate), shape (examples, *units); or None if there is no seed.
     """
     if seed is None:
         return [None] * len(layers)
     sizes = [math.prod(shape) for _, shape in layers]
-    rates = np.repeat(np.float32([rate for rate, _ in layers]), sizes)
-    # Philox (Salmon and others 2011) with the seed's halves as its key and as the upper half of its counter: every
-    # pair has numbers of its own. tf.random.stateless_uniform would first scramble them, in eight operations more.
+    rates = np.repeat(np.array([rate for rate, _ in layers], np.float32), sizes)
+    # The generator Philox (Salmon et al. 2011) takes the first integer of the seed as its key and the second as the
+    # upper half of its counter, so every pair gives different numbers. tf.random.stateless_uniform would first scramble
+    # the pair, which takes eight more operations.
     key, counter = tf.split(tf.cast(seed, tf.uint64), 2)
     counter = tf.concat([tf.zeros([1], tf.uint64), counter], axis=0)
     shape = tf.stack([tf.shape(x)[0], sum(sizes)])
@@ -199,12 +219,14 @@ def _dropout_masks(seed, x, layers: Sequence[tuple]) -> list:
     return [tf.reshape(mask, [-1, *shape]) for mask, (_, shape) in zip(masks, layers)]
 
 
-def _drop(x, mask):
+def drop(x: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
+    """Multiplies units by a dropout mask; None leaves them unchanged."""
     if mask is None:
         return x
 
+    # The gradient of * would handle broadcasting, because it does not know that both tensors have the same shape.
     @tf.custom_gradient
-    def product(x):  # of two tensors of one shape, which the gradient of * cannot know
+    def product(x):
         return x * mask, lambda upstream: upstream * mask
 
     return product(x)

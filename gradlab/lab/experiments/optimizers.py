@@ -1,14 +1,18 @@
-"""The same optimizers twice: for tf.compat.v1 static graphs, and for TensorFlow 2.
+"""The optimizers of the experiments, once for tf.compat.v1 static graphs and once for TensorFlow 2.
 
-Both clip, decay and step once an update, on the gradients that they are given: the means over the window.
+Both versions clip, decay the weights and make their step once per update, with the mean gradients of the window.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from gradlab import _checks
+
+if TYPE_CHECKING:
+    import keras
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
 
@@ -17,15 +21,15 @@ v1 = tf.compat.v1
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """What an optimizer does, whichever library runs it.
+    """The settings of an optimizer, independent of the library that runs it.
 
     Attributes:
         name: "sgd", "momentum", "adam" or "adamw".
-        momentum: for "momentum".
-        beta_1, beta_2, epsilon: for "adam" and "adamw" (Kingma and Ba 2015).
-        weight_decay: for "adamw": each update first takes learning rate * weight_decay * weight off each weight
-            (Loshchilov and Hutter 2019).
-        clip_norm: gradients whose global norm is larger are scaled down to it. None: never.
+        momentum: the momentum of "momentum".
+        beta_1, beta_2, epsilon: the parameters of "adam" and "adamw" (Kingma and Ba 2015).
+        weight_decay: the weight decay of "adamw": each update first subtracts learning rate * weight_decay * weight
+            from each weight (Loshchilov and Hutter 2019).
+        clip_norm: the largest global norm of the gradients; larger gradients are scaled down to it. None: no clipping.
     """
 
     name: str = "adam"
@@ -36,17 +40,17 @@ class OptimizerConfig:
     weight_decay: float = 0.004
     clip_norm: float | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _checks.one_of("optimizer", self.name, OPTIMIZERS)
         if self.clip_norm is not None:
             _checks.positive_number("clip_norm", self.clip_norm)
 
 
-def keras_optimizer(config: OptimizerConfig):
-    """A Keras optimizer; its learning rate is set before each update."""
+def keras_optimizer(config: OptimizerConfig) -> "keras.Optimizer":
+    """A Keras optimizer with these settings. Its learning rate is 0 until it is set, before each update."""
     import keras
 
-    common = {"learning_rate": 0.0, "global_clipnorm": config.clip_norm}
+    common: dict[str, Any] = {"learning_rate": 0.0, "global_clipnorm": config.clip_norm}
     adam = {"beta_1": config.beta_1, "beta_2": config.beta_2, "epsilon": config.epsilon}
     if config.name == "sgd":
         return keras.optimizers.SGD(**common)
@@ -58,10 +62,10 @@ def keras_optimizer(config: OptimizerConfig):
 
 
 def static_graph_optimizer(config: OptimizerConfig) -> Callable:
-    """A function (learning rate tensor) -> tf.compat.v1.train.Optimizer."""
+    """A function (learning rate tensor) -> tf.compat.v1.train.Optimizer with these settings."""
 
     def exact(value):
-        # tf.compat.v1 rounds Python numbers to float32; float64 tensors it takes as they are, and casts them.
+        # tf.compat.v1 rounds Python numbers to float32. It casts float64 tensors directly to the variable's type.
         return lambda: tf.constant(value, tf.float64)
 
     def build(learning_rate):
@@ -79,10 +83,10 @@ def static_graph_optimizer(config: OptimizerConfig) -> Callable:
     return build
 
 
-class _KerasMomentum(v1.train.MomentumOptimizer):
-    """Momentum as Keras has it: velocity = momentum * velocity - rate * gradient; weight += velocity.
+class _KerasMomentum(tf.compat.v1.train.MomentumOptimizer):
+    """Momentum as in Keras: velocity = momentum * velocity - rate * gradient; weight += velocity.
 
-    tf.compat.v1 keeps the rate out of the velocity. The two are the same until the rate changes, as in a schedule.
+    In tf.compat.v1 the velocity does not include the rate. The two agree until the rate changes, as in a schedule.
     """
 
     def _resource_apply_dense(self, grad, var):
@@ -96,7 +100,7 @@ class _KerasMomentum(v1.train.MomentumOptimizer):
 
 
 class _ClipAndDecay:
-    """A tf.compat.v1 optimizer that clips by the global norm and decays the weights before it applies gradients."""
+    """A tf.compat.v1 optimizer that clips by the global norm and decays the weights before applying gradients."""
 
     def __init__(self, inner, learning_rate, weight_decay, clip_norm):
         self._inner, self._learning_rate = inner, learning_rate
@@ -112,7 +116,7 @@ class _ClipAndDecay:
         reached = [variable for gradient, variable in zip(gradients, variables) if gradient is not None]
         decays = []
         if self._weight_decay:
-            # The gradients were computed from the weights before the decay: wait for them.
+            # The gradients must be computed before the weights decay.
             with tf.control_dependencies([gradient for gradient in gradients if gradient is not None]):
                 rate = self._learning_rate * self._weight_decay
                 decays = [variable.assign_sub(variable * tf.cast(rate, variable.dtype)) for variable in reached]

@@ -1,5 +1,6 @@
-"""A look at fixed weights: how losses and gradients of micro-batches scatter around the full data's."""
+"""The probe: how losses and gradients of micro-batches scatter around those of the full data, at fixed weights."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -8,20 +9,21 @@ import tensorflow as tf
 from gradlab import _checks
 from gradlab.lab.experiments import datasets, methods, models, optimizers
 from gradlab.lab.experiments.experiment import Experiment
-from gradlab.lab.experiments.training import windows
+from gradlab.lab.experiments.training import window_rows
 from gradlab.measure import noise
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What micro-batches and windows of them gave at the same weights.
+    """Losses and gradients of micro-batches and windows at the same weights.
 
     Attributes:
-        losses: each micro-batch's mean loss in nats, shape (windows, k).
-        variance: the mean squared distance of a micro-batch's gradient from the full data's.
-        window_variance: the same of a window's mean gradient.
-        cosines: between each micro-batch's gradient and the full data's, shape (windows, k).
-        window_cosines: between each window's mean gradient and the full data's, shape (windows,).
+        losses: the mean loss of each micro-batch in nats, shape (windows, k).
+        variance: the mean squared distance between a micro-batch's gradient and the full data's.
+        window_variance: the mean squared distance between a window's mean gradient and the full data's.
+        cosines: the cosine of the angle between each micro-batch's gradient and the full data's, shape (windows, k).
+        window_cosines: the cosine of the angle between each window's mean gradient and the full data's, shape
+            (windows,).
         full_norm: the norm of the full data's gradient.
     """
 
@@ -34,20 +36,22 @@ class Probe:
 
     @property
     def noise(self) -> noise.LossNoise:
-        """The losses' standard deviations, and the law."""
+        """The standard deviations of the losses, compared with the law of noise."""
         return noise.loss_noise(self.losses)
 
 
 def probe(experiment: Experiment, seed: int = 0, after: int = 0, count: int = 32) -> Probe:
-    """Looks at windows of random micro-batches after some updates, without making another.
+    """Measures the noise of random micro-batches at the weights that a training has after some updates.
 
-    With dropout each micro-batch draws masks of its own, and the full data's gradient is the mean over masks as well.
+    The weights stay fixed during the measurement. With dropout each micro-batch draws its own masks, and the full
+    data's gradient is the mean over masks too.
 
     Args:
-        experiment: its model, data, micro-batch size and accumulation steps; and how the updates before are made.
-        seed: of the training, and of the micro-batches looked at.
-        after: how many updates to train before.
-        count: how many windows to look at, 4 or more.
+        experiment: the model, the data, the micro-batch size and the accumulation steps, and how the updates before
+            the measurement are made.
+        seed: the seed of the training and of the measured micro-batches.
+        after: the number of updates to train before the measurement.
+        count: the number of windows to measure, 4 or more.
 
     Example:
         >>> look = probe(Experiment(model="dense", method="microbatched", accumulation_steps=16), count=8)
@@ -63,26 +67,28 @@ def probe(experiment: Experiment, seed: int = 0, after: int = 0, count: int = 32
     generator = np.random.default_rng([seed, 2])
 
     def look(rows, number):
-        return gradient(data.train_images[rows], data.train_labels[rows], np.int32([seed + 1_000_003, number]))
+        return gradient(
+            data.train_images[rows], data.train_labels[rows], np.array([seed + 1_000_003, number], np.int32)
+        )
 
     full = _full_gradient(look, len(data.train_labels))
     steps, size = experiment.towers * experiment.accumulation_steps, experiment.microbatch_size
-    losses, cosines, window_cosines, variance, window_variance = [], [], [], [], []
+    losses, cosines, window_cosines, variances, window_variances = [], [], [], [], []
     for window in range(count):
-        # Drawn independently: the law is about independent micro-batches.
+        # Drawn independently, because the law of noise is about independent micro-batches.
         rows = generator.integers(len(data.train_labels), size=[steps, size])
-        seen = [look(part, 10_000 + window * steps + number) for number, part in enumerate(rows)]
-        gradients = np.array([each for _, each in seen])
+        looks = [look(microbatch, 10_000 + window * steps + number) for number, microbatch in enumerate(rows)]
+        gradients = np.array([each for _, each in looks])
         mean = gradients.mean(axis=0, keepdims=True)
-        losses.append([loss for loss, _ in seen])
+        losses.append([loss for loss, _ in looks])
         cosines.append(noise.cosines(gradients, full))
         window_cosines.append(noise.cosines(mean, full)[0])
-        variance.append(noise.gradient_variance(gradients, full))
-        window_variance.append(noise.gradient_variance(mean, full))
+        variances.append(noise.gradient_variance(gradients, full))
+        window_variances.append(noise.gradient_variance(mean, full))
     return Probe(
         np.array(losses),
-        float(np.mean(variance)),
-        float(np.mean(window_variance)),
+        float(np.mean(variances)),
+        float(np.mean(window_variances)),
         np.array(cosines),
         np.array(window_cosines),
         float(np.linalg.norm(full)),
@@ -90,21 +96,21 @@ def probe(experiment: Experiment, seed: int = 0, after: int = 0, count: int = 32
 
 
 def _weights_after(experiment: Experiment, model: models.Model, data: datasets.Dataset, seed: int, after: int) -> dict:
-    """The weights that the experiment's training of this seed has after so many updates."""
+    """The weights that the experiment's training of this seed has after this number of updates."""
     optimizer = optimizers.OptimizerConfig(experiment.optimizer)
     method = methods.build(experiment.method, model, optimizer, towers=experiment.towers)
     method.reset(model.initial_weights(seed))
-    seen = 0
+    made = 0
     budget = replace(experiment, updates=max(after, 1), examples=None, seconds=None)
-    for _, rows in zip(range(after), windows(budget, seed)):
+    for _, rows in zip(range(after), window_rows(budget, seed)):
         batch = data.train_images[rows], data.train_labels[rows]
-        result = method.update(*batch, experiment.microbatch_size, experiment.learning_rate, dropout_seed=(seed, seen))
-        seen += len(result.losses)
+        record = method.update(*batch, experiment.microbatch_size, experiment.learning_rate, dropout_seed=(seed, made))
+        made += len(record.losses)
     return method.weights()
 
 
-def _gradient_function(model: models.Model, weights: dict):
-    """A function (images, labels, dropout seed) -> the mean loss, and its gradient as one float64 vector."""
+def _gradient_function(model: models.Model, weights: dict) -> Callable:
+    """A function (images, labels, dropout seed) -> (mean loss, its gradient as one float64 vector)."""
     fixed = {name: tf.constant(value) for name, value in weights.items()}
 
     @tf.function(
@@ -129,10 +135,10 @@ def _gradient_function(model: models.Model, weights: dict):
     return gradient
 
 
-def _full_gradient(look, examples: int) -> np.ndarray:
-    """The gradient of the mean loss over the whole training set, part by part."""
-    total, part = 0.0, 500
-    for number, start in enumerate(range(0, examples, part)):
-        rows = np.arange(start, min(start + part, examples))
+def _full_gradient(look: Callable, examples: int) -> np.ndarray:
+    """The gradient of the mean loss over the whole training set, computed in blocks."""
+    total, block = np.zeros([]), 500
+    for number, start in enumerate(range(0, examples, block)):
+        rows = np.arange(start, min(start + block, examples))
         total = total + len(rows) * look(rows, number)[1]
     return total / examples

@@ -1,12 +1,13 @@
-"""A training: one seed of an experiment, update by update."""
+"""The training of one seed of an experiment, update by update."""
 
 import functools
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -14,45 +15,41 @@ import tensorflow as tf
 from gradlab import _checks
 from gradlab.lab.experiments import datasets, methods, models, optimizers
 from gradlab.lab.experiments.experiment import Experiment
+from gradlab.training.step import WindowRecord
 
 
 @dataclass(frozen=True)
-class Update:
-    """One update of a training.
+class Update(WindowRecord):
+    """The record of one update of a training.
+
+    Losses and gradient norms are computed before the update. Losses are in nats; a micro-batch's weight is its number
+    of examples.
 
     Attributes:
-        number: 1 for the first.
-        losses: the mean loss of each micro-batch, in nats, before the update; shape (micro-batches,).
-        weights: the examples of each micro-batch.
-        gradient_norms: the norm of each micro-batch's gradient over all weights.
-        window_gradient_norm: the norm of their mean, which the optimizer got.
-        accuracy: the share of test images recognised after the update, or None when it was not measured.
-        seconds: what the update took, without the measuring.
-        progress: the share of the budget that is used up, 1 after the last update.
+        number: the number of the update, counted from 1.
+        accuracy: the share of test images classified correctly after the update, or None if it was not measured.
+        seconds: the time of the update, without the time of measuring the accuracy.
+        progress: the share of the budget that is used up; 1 after the last update.
     """
 
     number: int
-    losses: np.ndarray
-    weights: np.ndarray
-    gradient_norms: np.ndarray
-    window_gradient_norm: float
     accuracy: float | None
     seconds: float
     progress: float
 
     @property
     def loss(self) -> float:
-        """The window's mean loss: the large batch's."""
+        """The mean loss of the window: the loss of the large batch."""
         return float(np.average(self.losses, weights=self.weights))
 
     @property
     def diverged(self) -> bool:
-        """Whether a loss or a gradient is no longer a finite number."""
+        """Whether a loss or a gradient norm is not finite."""
         return not np.isfinite([*self.losses, *self.gradient_norms]).all()
 
 
 class Stop:
-    """Asks a training to end, from any thread. It does so within a micro-batch; the update under way is dropped.
+    """Stops a training, from any thread, within a micro-batch. The running update is not completed.
 
     >>> stop = Stop()
     >>> stop.set()
@@ -60,25 +57,29 @@ class Stop:
     []
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._set = False
         self._cancels: list[Callable] = []
 
     def set(self) -> None:
-        """Asks."""
+        """Requests the stop."""
         with self._lock:
             self._set = True
             for cancel in self._cancels:
                 cancel()
 
     def is_set(self) -> bool:
-        """Whether it was asked."""
+        """Whether the stop was requested."""
         return self._set
 
     @contextmanager
-    def calling(self, cancel: Callable):
-        """While this lasts, `set` calls cancel; at once when it was set before."""
+    def calling(self, cancel: Callable[[], None]) -> Iterator[None]:
+        """A context in which `set` calls a function. If the stop was requested before, the function is called at once.
+
+        Args:
+            cancel: the function, usually `Method.cancel`.
+        """
         with self._lock:
             self._cancels.append(cancel)
             if self._set:
@@ -91,13 +92,13 @@ class Stop:
 
 
 def train(experiment: Experiment, seed: int = 0, stop: Stop | None = None) -> Iterator[Update]:
-    """Trains, and yields each update when it is made. Ends early when the loss is no longer finite.
+    """Trains one seed and yields each update when it is complete.
 
-    The seed chooses the first weights, the order of the examples and the dropout masks: two experiments that differ
-    only in the method see the same of each.
+    The training ends early if a loss or a gradient is no longer finite. The seed determines the initial weights, the
+    order of the examples and the dropout masks, so two experiments that differ only in the method use the same ones.
 
     Args:
-        experiment: what to do; its own seeds do not matter here.
+        experiment: what to train; its own seeds are ignored.
         seed: an integer of 0 or more.
         stop: ends the training when it is set.
     """
@@ -109,74 +110,100 @@ def train(experiment: Experiment, seed: int = 0, stop: Stop | None = None) -> It
     with borrowed(_kind(experiment), lambda: _build(experiment, model)) as method:
         method.reset(model.initial_weights(seed))
         with (stop or Stop()).calling(method.cancel):
-            seen = 0  # micro-batches so far: their number chooses the dropout masks
-            for rows in windows(experiment, seed):
+            made = 0  # the micro-batches of all updates so far, which select the dropout masks
+            for rows in window_rows(experiment, seed):
                 began = time.perf_counter()
                 try:
-                    result = method.update(
+                    record = method.update(
                         data.train_images[rows],
                         data.train_labels[rows],
                         experiment.microbatch_size,
                         experiment.learning_rate,
-                        dropout_seed=(seed, seen),
+                        dropout_seed=(seed, made),
                     )
                 except methods.Cancelled:
                     return
-                seen += len(result.losses)
-                update = budget.update(result, time.perf_counter() - began, lambda: test_accuracy(method.weights()))
+                made += len(record.losses)
+                update = budget.update(record, time.perf_counter() - began, lambda: test_accuracy(method.weights()))
                 yield update
                 if update.diverged or budget.used_up:
                     return
 
 
 class Budget:
-    """Counts what a training has used, and knows when the accuracy is due."""
+    """Counts how much of its budget a training has used, and determines when the accuracy is measured.
+
+    The accuracy is measured after every `Experiment.eval_every` updates, or each time another tenth of the budget is
+    used up if `eval_every` is None; and always after the last update.
+
+    Args:
+        experiment: the experiment with the budget: updates, examples or seconds.
+    """
 
     def __init__(self, experiment: Experiment):
-        self._experiment = experiment
-        self._updates = self._examples = 0
-        self._seconds = 0.0
+        budgets = {name: getattr(experiment, name) for name in ("updates", "examples", "seconds")}
+        [(self._kind, self._total)] = [(name, total) for name, total in budgets.items() if total is not None]
+        self._eval_every = experiment.eval_every
+        self._used: dict[str, float] = dict.fromkeys(budgets, 0)
 
     @property
     def progress(self) -> float:
-        """The share that is used up, at most 1."""
-        e = self._experiment
-        if e.updates is not None:
-            return self._updates / e.updates
-        if e.examples is not None:
-            return self._examples / e.examples
-        return min(1.0, self._seconds / e.seconds)
+        """The share of the budget that is used up, at most 1."""
+        return min(1.0, self._used[self._kind] / self._total)
 
     @property
     def used_up(self) -> bool:
-        """Whether the last update was the last one."""
+        """Whether the last update has been made."""
         return self.progress >= 1
 
-    def update(self, result: methods.Microbatches, seconds: float, test_accuracy: Callable) -> Update:
-        """Takes an update into account, and tells of it; test_accuracy() is called when it is due."""
-        self._updates += 1
-        self._examples += round(result.weights.sum())
-        self._seconds += seconds
-        norms = np.sqrt(np.asarray(result.squared_norms, np.float64))
-        norm = float(np.sqrt(result.window_squared_norm))
-        made = functools.partial(Update, self._updates, result.losses, result.weights, norms, norm)
-        due = self._updates % self._experiment.eval_every == 0 or self.used_up
-        due = due or made(None, seconds, self.progress).diverged
-        return made(float(test_accuracy()) if due else None, seconds, self.progress)
+    def update(self, record: WindowRecord, seconds: float, test_accuracy: Callable[[], Any]) -> Update:
+        """Counts an update.
+
+        Args:
+            record: the losses and norms of the update.
+            seconds: the time that the update took.
+            test_accuracy: a function that measures the test accuracy; it is called only when a measurement is due.
+
+        Returns:
+            The complete record of the update.
+        """
+        tenths = self._tenths
+        self._used["updates"] += 1
+        self._used["examples"] += round(record.weights.sum())
+        self._used["seconds"] += seconds
+        number = int(self._used["updates"])
+        made = Update(**vars(record), number=number, accuracy=None, seconds=seconds, progress=self.progress)
+        due = self._tenths > tenths if self._eval_every is None else number % self._eval_every == 0
+        if due or self.used_up or made.diverged:
+            made = replace(made, accuracy=float(test_accuracy()))
+        return made
+
+    @property
+    def _tenths(self) -> int:
+        """The number of tenths of the budget that are used up. For updates and examples this is integer arithmetic."""
+        return int(10 * self._used[self._kind] // self._total)
 
 
-def windows(experiment: Experiment, seed: int) -> Iterator[np.ndarray]:
-    """The rows of each window: shuffled epochs, each cut into windows of which the last may be smaller.
+def window_rows(experiment: Experiment, seed: int) -> Iterator[np.ndarray]:
+    """The rows of the training data in each window.
 
-    They end with the budget of updates or examples; with one of seconds they do not.
+    Each epoch is shuffled and cut into windows, of which the last may be smaller.
+
+    Args:
+        experiment: the data set, the effective batch and the budget.
+        seed: the seed that determines the order.
+
+    Yields:
+        The row numbers of a window, shape (examples,). The windows end with a budget of updates or examples; with a
+        budget of seconds they do not end.
     """
-    there = datasets.TRAINING_EXAMPLES[experiment.dataset]
+    available = datasets.TRAINING_EXAMPLES[experiment.dataset]
     generator = np.random.default_rng([seed, 1])
     updates = float("inf") if experiment.updates is None else experiment.updates
     examples = float("inf") if experiment.examples is None else experiment.examples
     while True:
-        order = generator.permutation(there)
-        for start in range(0, there, experiment.effective_batch):
+        order = generator.permutation(available)
+        for start in range(0, available, experiment.effective_batch):
             if not updates or not examples:
                 return
             rows = order[start : start + int(min(experiment.effective_batch, examples))]
@@ -184,25 +211,30 @@ def windows(experiment: Experiment, seed: int) -> Iterator[np.ndarray]:
             yield rows
 
 
-# Building a graph or tracing a function takes longer than a short run. A method that a run is done with waits here for
-# the next run of its kind; two runs at once never share one.
-_idle: dict[tuple, list] = defaultdict(list)
+# Building a graph or tracing a function takes longer than a short run. The methods that no training is using are kept
+# here by kind, for the next training of that kind. Two concurrent trainings never share a method.
+idle_methods: dict[tuple, list] = defaultdict(list)
 _idle_lock = threading.Lock()
 
 
 @contextmanager
-def borrowed(kind: tuple, build: Callable) -> Iterator:
-    """Something of this kind for a while: one that waits, or a new one."""
+def borrowed(kind: tuple, build: Callable[[], Any]) -> Iterator[Any]:
+    """A context with a method for one training: an idle one of this kind, or else a new one.
+
+    Args:
+        kind: what distinguishes the method from others, such as its name and its model.
+        build: builds a new one.
+    """
     with _idle_lock:
-        waiting = _idle[kind]
-        one = waiting.pop() if waiting else None
-    if one is None:
-        one = build()
+        idle = idle_methods[kind]
+        method = idle.pop() if idle else None
+    if method is None:
+        method = build()
     try:
-        yield one
+        yield method
     finally:
         with _idle_lock:
-            waiting.append(one)
+            idle.append(method)
 
 
 def _kind(experiment: Experiment) -> tuple:
@@ -212,26 +244,36 @@ def _kind(experiment: Experiment) -> tuple:
 def _build(experiment: Experiment, model: models.Model) -> methods.Method:
     optimizer = optimizers.OptimizerConfig(experiment.optimizer)
     method = methods.build(experiment.method, model, optimizer, towers=experiment.towers)
-    # The first update traces and plans; a training's seconds are to tell of updates alone.
+    # The first update also plans the execution. Making it here keeps that time out of the training's seconds.
     method.reset(model.initial_weights(0))
     method.update(np.zeros([1, *model.input_shape]), np.zeros(1, int), 1, 0.0)
     return method
 
 
 @functools.lru_cache(maxsize=8)
-def accuracy_measure(dataset: str, model: str):
-    """A compiled function from weights to the share of the test images that the model recognises without dropout."""
+def accuracy_measure(dataset: str, model: str) -> Callable[[Mapping[str, np.ndarray]], tf.Tensor]:
+    """Compiles a function that measures the test accuracy.
+
+    Args:
+        dataset: the name of the data set.
+        model: the name of the model.
+
+    Returns:
+        A function from weights to the share of the test images that the model classifies correctly without dropout: a
+        scalar.
+    """
     data = datasets.load(dataset)
     network = models.build(model, data.test_images.shape[1:])
-    # Ten parts, several at once: each part's operations are then of the size that one core handles well.
+    # Ten blocks, several of them at once: one core handles the operations of a block efficiently.
     images = tf.constant(data.test_images.reshape(10, -1, *network.input_shape))
     labels = tf.constant(data.test_labels.reshape(10, -1))
 
     @tf.function(autograph=False)
     def measure(weights):
-        def share(part):
-            guesses = tf.argmax(network.logits(weights, part[0], None), axis=1, output_type=tf.int32)
-            return tf.reduce_mean(tf.cast(guesses == part[1], tf.float32))
+        def share(block):
+            images, labels = block
+            guesses = tf.argmax(network.logits(weights, images, None), axis=1, output_type=tf.int32)
+            return tf.reduce_mean(tf.cast(guesses == labels, tf.float32))
 
         return tf.reduce_mean(tf.map_fn(share, (images, labels), fn_output_signature=tf.float32))
 

@@ -1,4 +1,4 @@
-"""The bundled data: what it is, where it is found, and that a damaged file is refused."""
+"""The bundled data: its content, its folder, and the refusal of a damaged file."""
 
 import hashlib
 import os
@@ -23,8 +23,8 @@ def test_mnist_is_split_and_scaled():
     assert mnist.train_images.shape == (55_000, 28, 28, 1)
     assert mnist.validation_images.shape == (5_000, 28, 28, 1)
     assert mnist.test_images.shape == (10_000, 28, 28, 1)
-    for part in ("train", "validation", "test"):
-        images, labels = getattr(mnist, f"{part}_images"), getattr(mnist, f"{part}_labels")
+    for split in ("train", "validation", "test"):
+        images, labels = getattr(mnist, f"{split}_images"), getattr(mnist, f"{split}_labels")
         assert images.dtype == np.float32 and labels.dtype == np.int32
         assert images.min() == 0 and images.max() == 1
         assert set(labels) == set(range(10)) and labels.shape == images.shape[:1]
@@ -33,7 +33,7 @@ def test_mnist_is_split_and_scaled():
 
 
 def test_mnist_is_the_published_one():
-    """The four IDX files, written anew from the arrays, have the published SHA-256."""
+    """The four IDX files, written again from the arrays, have the published SHA-256."""
     with np.load(datasets.data_folder() / "mnist.npz", allow_pickle=False) as arrays:
         for name, (_, sha256, shape) in make_mnist.SOURCES.items():
             array = arrays[name]
@@ -99,8 +99,8 @@ def test_load_uses_the_check(copy, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "shape", "examples"), [("fashion_mnist", (28, 28), 60_000), ("cifar10", (32, 32, 3), 50_000)]
 )
-def test_the_others_come_from_keras(name, shape, examples, monkeypatch):
-    """Keras' own arrays, without the download: its shapes, its label shapes."""
+def test_the_other_data_sets_come_from_keras(name, shape, examples, monkeypatch):
+    """Arrays of the shapes that Keras returns, without the download."""
     labels = np.arange(examples) % 10
     train = np.zeros((examples, *shape), np.uint8), labels.reshape(-1, 1) if name == "cifar10" else labels
     test = np.full((10, *shape), 255, np.uint8), labels[:10]
@@ -112,7 +112,7 @@ def test_the_others_come_from_keras(name, shape, examples, monkeypatch):
     datasets.load.cache_clear()
 
 
-def test_offline_they_say_so_and_name_mnist(monkeypatch):
+def test_a_failed_download_raises_an_error_that_names_mnist(monkeypatch):
     def fails():
         raise Exception("URL fetch failure on https://example.org/data.gz: None -- [Errno -2] unknown name")
 
@@ -130,10 +130,10 @@ def test_unknown_names_list_the_known():
 def test_a_wheel_outside_the_checkout_finds_its_data(tmp_path):
     source = tmp_path / "source"
     source.mkdir()
-    for part in ("gradlab", "data"):
-        shutil.copytree(ROOT / part, source / part, ignore=shutil.ignore_patterns("__pycache__"))
-    for part in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / part, source)
+    for folder in ("gradlab", "data", "notebooks"):
+        shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / file, source)
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     wheels, site = tmp_path / "wheels", tmp_path / "site"
     subprocess.run(
@@ -143,7 +143,9 @@ def test_a_wheel_outside_the_checkout_finds_its_data(tmp_path):
     )
     [wheel] = wheels.glob("gradlab-*.whl")
     subprocess.run([*pip, "install", "--no-deps", "--no-index", "--target", site, wheel], check=True, timeout=120)
-    program = "from gradlab.lab import datasets; print(datasets.data_folder(), len(datasets.load().train_labels))"
+    program = (
+        "from gradlab.lab.experiments import datasets; print(datasets.data_folder(), len(datasets.load().train_labels))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program],
         env=os.environ | {"PYTHONPATH": str(site)},

@@ -1,4 +1,4 @@
-"""The five methods: each gives the large batch's update, and a check that says so is seen to fail on planted bugs."""
+"""The five methods: each makes the large batch's update, and the check of that fails on every planted bug."""
 
 import functools
 
@@ -13,6 +13,7 @@ from gradlab import static_graph
 from gradlab import towers as gradlab_towers
 from gradlab.accumulator import GradientAccumulator
 from gradlab.lab.experiments import methods, models, optimizers
+from gradlab.lab.experiments.methods import compiled
 from gradlab.window import Window
 
 settings.register_profile("gradlab", deadline=None, max_examples=40)
@@ -48,8 +49,13 @@ def distance(ours: dict, theirs: dict) -> float:
     return max(np.abs(np.asarray(ours[name], np.float64) - theirs[name]).max() for name in theirs) / largest
 
 
+def loss_of(record) -> float:
+    """The mean loss of a window."""
+    return float(np.average(record.losses, weights=record.weights))
+
+
 def check(method, optimizer, clip_norm=None, schedule=SCHEDULE, tolerance=1e-12):
-    """Fails unless the method follows the reference: ragged windows, weights, clipping, a schedule, four updates."""
+    """Fails unless the method follows the reference over four ragged windows with weights, clipping and a schedule."""
     start = reference.initial_weights()
     expected = reference.Trainer(optimizer, start, clip_norm)
     method.reset(start)
@@ -57,20 +63,20 @@ def check(method, optimizer, clip_norm=None, schedule=SCHEDULE, tolerance=1e-12)
         x, labels = reference.batch(examples, seed=number)
         weights = np.random.default_rng(number).uniform(0.5, 2, examples)
         loss = expected.update(x, labels, weights, rate)
-        seen = method.update(x, labels, 4, schedule[number], weights)
-        assert abs(seen.loss - loss) < tolerance * 10
-        assert abs(seen.weights.sum() - weights.sum()) < tolerance * 100
+        record = method.update(x, labels, 4, schedule[number], weights)
+        assert abs(loss_of(record) - loss) < tolerance * 10
+        assert abs(record.weights.sum() - weights.sum()) < tolerance * 100
     assert distance(method.weights(), expected.w) < tolerance
 
 
 @pytest.mark.parametrize("clip_norm", [None, 0.25])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(("name", "towers"), WAYS)
-def test_every_method_gives_the_update_of_the_numpy_reference(name, towers, optimizer, clip_norm):
+def test_every_method_makes_the_update_of_the_numpy_reference(name, towers, optimizer, clip_norm):
     check(built(name, towers, optimizer, clip_norm), optimizer, clip_norm)
 
 
-def test_clipping_is_at_work_in_these_checks():
+def test_these_checks_involve_clipping():
     with pytest.raises(AssertionError):
         check(built("variables", 1, "sgd", 0.25), "sgd", clip_norm=None)
 
@@ -84,7 +90,7 @@ def test_clipping_is_at_work_in_these_checks():
     weighted=st.booleans(),
     seed=st.integers(0, 2**16),
 )
-def test_every_method_gives_the_large_batch_s_update(
+def test_every_method_makes_the_update_of_the_large_batch(
     name_and_towers, optimizer, dtype_and_tolerance, microbatch_size, sizes, weighted, seed
 ):
     dtype, tolerance = dtype_and_tolerance
@@ -96,13 +102,13 @@ def test_every_method_gives_the_large_batch_s_update(
     for size in sizes:
         x, labels = reference.batch(size, seed)
         weights = generator.uniform(0, 2, size) if weighted else None
-        seen = ours.update(x, labels, microbatch_size, 0.125, weights)
+        record = ours.update(x, labels, microbatch_size, 0.125, weights)
         whole = theirs.update(x, labels, size, 0.125, weights)
-        assert abs(seen.loss - whole.loss) < tolerance * 10
+        assert abs(loss_of(record) - loss_of(whole)) < tolerance * 10
     assert distance(ours.weights(), theirs.weights()) < tolerance
 
 
-# ---- planted bugs: the check is trusted because it fails on each of them ----
+# ---- planted bugs: the check must fail on each of them ----
 
 
 def _sum_for_mean(monkeypatch):
@@ -137,7 +143,7 @@ def _towers_counted_equal(monkeypatch):
 
 def _micro_batches_counted_equal(monkeypatch):
     def window_gradients(loss, variables, batch, weights, microbatch_size, **options):
-        parts = []
+        results = []
         for step in range(3):  # the check's windows have at most three micro-batches of four
             rows = slice(4 * step, 4 * step + 4)
             with tf.GradientTape() as tape:
@@ -145,17 +151,17 @@ def _micro_batches_counted_equal(monkeypatch):
                 mean = tf.math.divide_no_nan(
                     tf.reduce_sum(loss((batch[0][rows], batch[1][rows]), step) * weights[rows]), weight
                 )
-            parts.append((tape.gradient(mean, variables), mean, weight))
+            results.append((tape.gradient(mean, variables), mean, weight))
         count = tf.cast(-(-tf.shape(weights)[0] // 4), weights.dtype)
-        gradients = [tf.add_n(column) / count for column in zip(*(g for g, *_ in parts))]
-        weights = tf.stack([w for *_, w in parts])
-        return Window(gradients, tf.stack([m for _, m, _ in parts]), weights, tf.zeros_like(weights))
+        gradients = [tf.add_n(column) / count for column in zip(*(g for g, *_ in results))]
+        weights = tf.stack([w for *_, w in results])
+        return Window(gradients, tf.stack([m for _, m, _ in results]), weights, tf.zeros_like(weights))
 
-    monkeypatch.setattr(methods, "window_gradients", window_gradients)
+    monkeypatch.setattr(compiled, "window_gradients", window_gradients)
 
 
 def _drop_the_tail(monkeypatch):
-    for kind in (methods._CompiledMethod, methods._StaticGraphMethod):
+    for kind in (methods.CompiledMethod, methods.StaticGraphMethod):
         update = kind.update
 
         def dropping(self, x, labels, b, rate, weights, update=update):
@@ -166,13 +172,25 @@ def _drop_the_tail(monkeypatch):
 
 
 def _clip_each_micro_batch(monkeypatch):
-    def compute_gradients(self, loss, variables):
-        gradients, variables = zip(*self._inner.compute_gradients(loss, variables))
-        if self._clip_norm is None:
-            return list(zip(gradients, variables))
-        return list(zip(tf.clip_by_global_norm(gradients, self._clip_norm)[0], variables))
+    optimizer_of = optimizers.static_graph_optimizer
 
-    monkeypatch.setattr(optimizers._ClipAndDecay, "compute_gradients", compute_gradients)
+    def clipping_optimizer_of(config):
+        def build(learning_rate):
+            optimizer = optimizer_of(config)(learning_rate)
+            compute = optimizer.compute_gradients
+
+            def compute_gradients(loss, variables):
+                gradients, variables = zip(*compute(loss, variables))
+                if config.clip_norm is not None:
+                    gradients, _ = tf.clip_by_global_norm(gradients, config.clip_norm)
+                return list(zip(gradients, variables))
+
+            optimizer.compute_gradients = compute_gradients
+            return optimizer
+
+        return build
+
+    monkeypatch.setattr(optimizers, "static_graph_optimizer", clipping_optimizer_of)
 
 
 def _stale_accumulator(monkeypatch):
@@ -200,7 +218,7 @@ PLANTS = [
 def test_a_planted_bug_is_caught(plant, name, towers, monkeypatch):
     plant(monkeypatch)
     with pytest.raises(AssertionError):
-        for clip_norm in (None, 0.25):  # clipping hides a wrong scale, and only clipping shows where it is done
+        for clip_norm in (None, 0.25):  # clipping hides a wrong scale; without clipping its wrong place has no effect
             check(build(name, towers, "sgd", clip_norm), "sgd", clip_norm)
 
 
@@ -215,47 +233,51 @@ def test_a_schedule_that_counts_micro_batches_is_caught(name, towers):
 
 
 @pytest.mark.parametrize(("name", "towers"), WAYS)
-def test_reset_forgets_the_optimizer_s_past(name, towers):
+def test_reset_restores_the_initial_state_of_the_optimizer(name, towers):
     method = built(name, towers, "adamw", 0.25)
     check(method, "adamw", 0.25)
     check(method, "adamw", 0.25)
 
 
 @pytest.mark.parametrize(("name", "towers"), WAYS)
-def test_the_losses_are_those_of_the_micro_batches(name, towers):
+def test_losses_and_norms_are_those_of_the_micro_batches(name, towers):
     method = built(name, towers, "sgd")
     start = reference.initial_weights()
     method.reset(start)
     x, labels = reference.batch(10)
-    seen = method.update(x, labels, 4, 0.125)
+    record = method.update(x, labels, 4, 0.125)
     if name == "large_batch":
         expected = [10]
     elif towers == 1:
         expected = [4, 4, 2]
     else:
-        # a run takes towers * 4 examples and splits what it has as equally as it can
+        # A run takes up to towers * 4 examples and splits them as equally as possible.
         expected = [4, 4, 1, 1] if towers == 2 else [3, 3, 4]
-    assert seen.weights.tolist() == expected
+    assert record.weights.tolist() == expected
     ends = np.cumsum(expected)
-    for loss, begin, end in zip(seen.losses, ends - expected, ends):
-        part = reference.loss_and_gradients(start, x[begin:end], labels[begin:end], np.ones(end - begin))[0]
-        assert abs(loss - part) < 1e-12
+    windows = zip((*record.losses, loss_of(record)), (*record.gradient_norms, record.window_gradient_norm))
+    for (loss, norm), begin, end in zip(windows, (*(ends - expected), 0), (*ends, 10)):
+        batch = x[begin:end], labels[begin:end], np.ones(end - begin)
+        expected_loss, gradients = reference.loss_and_gradients(start, *batch)
+        assert abs(loss - expected_loss) < 1e-12
+        assert norm == pytest.approx(np.sqrt(sum((g**2).sum() for g in gradients.values())), rel=1e-12)
 
 
-def test_the_compiled_methods_trace_once_for_any_size(monkeypatch):
-    traces, update = [], methods._CompiledMethod._update
-    monkeypatch.setattr(methods._CompiledMethod, "_update", lambda *args: traces.append(1) or update(*args))
-    for name in ("large_batch", "microbatched"):
-        traces.clear()
-        method = build(name, 1, "adam")
-        method.reset(reference.initial_weights())
-        for size, microbatch_size in ((10, 4), (7, 2), (64, 1), (1, 5)):
-            method.update(*reference.batch(size), microbatch_size, 0.125)
-        assert len(traces) == 1
+@pytest.mark.parametrize("name", ["large_batch", "microbatched"])
+def test_the_compiled_methods_are_traced_once_for_any_size(name):
+    traced = []
+    model = models.Model("tiny", (4,), reference.SHAPES, lambda *inputs: traced.append(1) or _logits(*inputs))
+    method = methods.build(name, model, optimizers.OptimizerConfig("adam"), dtype="float64")
+    method.reset(reference.initial_weights())
+    before = len(traced)
+    assert before > 0
+    for size, microbatch_size in ((10, 4), (7, 2), (64, 1), (1, 5)):
+        method.update(*reference.batch(size), microbatch_size, 0.125)
+    assert len(traced) == before
 
 
 def test_micro_batches_in_flight_change_no_bit():
-    """Sums are handed from one micro-batch to the next, so that their order is always the same."""
+    """The sums are passed from one micro-batch to the next, so the order of the additions is always the same."""
     model, found = models.lenet(), []
     rng = np.random.default_rng(0)
     x, labels = rng.random([50, 28, 28, 1], np.float32), rng.integers(0, 10, 50)
@@ -271,7 +293,7 @@ def test_micro_batches_in_flight_change_no_bit():
 
 
 def test_methods_with_the_same_seeds_drop_the_same_units():
-    """Dropout makes the large batch another function: masks are drawn for micro-batches. The methods still agree."""
+    """The masks are drawn per micro-batch, so the large batch drops other units; the other methods agree."""
     model, config = models.lenet(), optimizers.OptimizerConfig("sgd")
     generator = np.random.default_rng(0)
     x, labels = generator.random((7, 28, 28, 1), np.float32), generator.integers(0, 10, 7)
@@ -306,7 +328,7 @@ X, LABELS = reference.batch(6)
     ],
 )
 @pytest.mark.parametrize("name", ["microbatched", "variables"])
-def test_bad_input_gets_one_sentence(name, arguments, sentence):
+def test_invalid_input_raises_an_error_that_names_the_value(name, arguments, sentence):
     good = dict(features=X, labels=LABELS, microbatch_size=2, learning_rate=0.1)
     with pytest.raises(ValueError, match=sentence):
         built(name, 1, "sgd").update(**good | arguments)

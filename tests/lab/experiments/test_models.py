@@ -1,4 +1,4 @@
-"""The networks: their shapes, their first weights and their dropout."""
+"""The networks: their shapes, their initial weights and their dropout."""
 
 import math
 
@@ -30,7 +30,7 @@ def test_lenet_is_the_published_network():
 
 
 @pytest.mark.parametrize("logit_relu", [True, False])
-def test_lenet_computes_what_the_same_layers_in_keras_compute(logit_relu):
+def test_lenet_computes_the_same_as_its_layers_in_keras(logit_relu):
     model = models.lenet(logit_relu=logit_relu)
     layers = keras.layers
     twin = keras.Sequential(
@@ -56,7 +56,7 @@ def test_lenet_computes_what_the_same_layers_in_keras_compute(logit_relu):
 
 @pytest.mark.parametrize("name", models.MODELS)
 @pytest.mark.parametrize("shape", [(28, 28, 1), (32, 32, 3)])
-def test_every_model_takes_every_data_set_s_images(name, shape):
+def test_every_model_takes_the_images_of_every_data_set(name, shape):
     model = models.build(name, shape)
     weights = model.initial_weights(0)
     assert model.logits(weights, images(model), None).shape == (3, 10)
@@ -65,7 +65,7 @@ def test_every_model_takes_every_data_set_s_images(name, shape):
     assert model.classes == 10
 
 
-def test_first_weights_are_glorot_uniform_and_repeatable():
+def test_initial_weights_are_glorot_uniform_and_repeatable():
     model = models.lenet()
     weights = model.initial_weights(3)
     for name, shape in model.shapes.items():
@@ -81,7 +81,7 @@ def test_first_weights_are_glorot_uniform_and_repeatable():
     assert not np.array_equal(weights["conv1/kernel"], model.initial_weights(4)["conv1/kernel"])
 
 
-def test_dropout_depends_on_its_seed_alone():
+def test_dropout_depends_only_on_its_seed():
     model = models.lenet()
     weights, x = model.initial_weights(0), images(model, 20)
     compiled = tf.function(lambda seed: model.logits(weights, x, seed))
@@ -92,24 +92,24 @@ def test_dropout_depends_on_its_seed_alone():
         assert not np.allclose(first, compiled(tf.constant(other)))
 
 
-def test_dropout_drops_its_share_and_keeps_the_mean():
+def test_dropout_drops_its_rate_and_keeps_the_mean():
     rates = (0.2, 0.5, 0.5)
     ones = tf.ones([1000, 10, 10])
-    masks = models._dropout_masks(tf.constant([0, 0]), ones, [(rate, (10, 10)) for rate in rates])
-    dropped = [models._drop(ones, mask).numpy() for mask in masks]
+    masks = models.dropout_masks(tf.constant([0, 0]), ones, [(rate, (10, 10)) for rate in rates])
+    dropped = [models.drop(ones, mask).numpy() for mask in masks]
     for rate, layer in zip(rates, dropped):
         assert set(np.unique(layer)) == {np.float32(0), np.float32(1 / (1 - rate))}
         assert abs((layer == 0).mean() - rate) < 0.01 and abs(layer.mean() - 1) < 0.02
-    for one, other, share in ((0, 1, 0.5), (1, 2, 0.5)):  # independent of each other
+    for one, other, share in ((0, 1, 0.5), (1, 2, 0.5)):  # the layers' masks are independent
         assert abs(((dropped[one] == 0) == (dropped[other] == 0)).mean() - share) < 0.01
-    assert models._drop(ones, None) is ones
+    assert models.drop(ones, None) is ones
 
 
-def test_what_is_dropped_has_no_gradient_and_what_is_kept_is_scaled():
+def test_dropped_units_have_no_gradient_and_kept_units_are_scaled():
     x = tf.Variable(np.random.default_rng(0).normal(size=[50, 8]).astype("float32"))
-    [mask] = models._dropout_masks(tf.constant([3, 4]), x, [(0.5, (8,))])
+    [mask] = models.dropout_masks(tf.constant([3, 4]), x, [(0.5, (8,))])
     with tf.GradientTape() as tape:
-        total = tf.reduce_sum(models._drop(x, mask) ** 2)
+        total = tf.reduce_sum(models.drop(x, mask) ** 2)
     np.testing.assert_allclose(tape.gradient(total, x), 2 * x.numpy() * mask.numpy() ** 2, rtol=1e-6)
 
 

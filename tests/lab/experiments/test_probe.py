@@ -1,4 +1,4 @@
-"""The look at fixed weights, against gradients and losses computed apart."""
+"""The probe at fixed weights, compared with gradients and losses that are computed here."""
 
 import dataclasses
 
@@ -18,14 +18,14 @@ def test_the_law_holds_at_fixed_weights():
     assert look.losses.shape == look.cosines.shape == (60, 16) and look.window_cosines.shape == (60,)
     low, high = look.noise.window_interval
     assert low < look.noise.law < high
-    # Gradients too: a window of 16 scatters a sixteenth as much, and points closer to the full data's gradient.
+    # The variance of a window of 16 is a sixteenth, and its gradient points closer to the full data's gradient.
     assert look.window_variance == pytest.approx(look.variance / 16, rel=0.15)
     assert look.window_cosines.mean() > look.cosines.mean() + 0.2
     expected = look.full_norm / np.sqrt(look.full_norm**2 + look.window_variance)
     assert look.window_cosines.mean() == pytest.approx(expected, abs=0.03)
 
 
-def test_the_full_gradient_is_the_full_data_s():
+def test_the_full_gradient_is_that_of_all_the_data():
     network, mnist = models.build("dense"), datasets.load()
     weights = {name: tf.constant(value) for name, value in network.initial_weights(2).items()}
     with tf.GradientTape() as tape:
@@ -37,19 +37,19 @@ def test_the_full_gradient_is_the_full_data_s():
     assert look.losses.mean() == pytest.approx(float(loss), abs=0.1)
 
 
-def test_training_before_lowers_the_loss_and_dropout_draws_many_masks():
+def test_updates_before_the_probe_lower_the_loss_and_dropout_draws_many_masks():
     assert probe(WAY, after=60, count=4).losses.mean() < probe(WAY, count=4).losses.mean() / 2
     with_dropout = probe(Experiment(model="lenet", microbatch_size=1, accumulation_steps=2), count=4)
     assert len(set(with_dropout.losses.ravel())) == 8
 
 
-def test_the_same_look_again():
+def test_the_same_probe_gives_the_same_losses():
     assert np.array_equal(probe(WAY, after=2, count=4).losses, probe(WAY, after=2, count=4).losses)
-    longer = dataclasses.replace(WAY, updates=None, examples=1)  # the budget is the training's, not the look's
+    longer = dataclasses.replace(WAY, updates=None, examples=1)  # the budget has no effect on the probe
     assert np.array_equal(probe(longer, after=2, count=4).losses, probe(WAY, after=2, count=4).losses)
 
 
-def test_bad_input_gets_one_sentence():
+def test_invalid_input_raises_an_error_that_names_the_value():
     with pytest.raises(ValueError, match="after must be an integer of 0 or more. Received: -1"):
         probe(WAY, after=-1)
     with pytest.raises(ValueError, match="count must be an integer of 4 or more. Received: 3"):

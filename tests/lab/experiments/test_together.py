@@ -1,4 +1,4 @@
-"""Seeds that are trained as one: the losses of each are those of the seed alone."""
+"""Seeds that are trained together: the losses of each are those of the seed alone."""
 
 import collections
 import dataclasses
@@ -6,15 +6,23 @@ import threading
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
+from gradlab import averaging, window
 from gradlab.lab.experiments import together, training
 from gradlab.lab.experiments.experiment import Experiment
-from gradlab.lab.experiments.sweep import run
+from gradlab.lab.experiments.run import run
 from gradlab.lab.experiments.training import Stop, train
 
 WAY = Experiment(
     model="dense", method="microbatched", microbatch_size=7, accumulation_steps=3, updates=30, seeds=5, eval_every=10
 )
+
+
+@pytest.fixture
+def nothing_idle(monkeypatch):
+    """Methods are built in this test, not taken from earlier trainings."""
+    monkeypatch.setattr(training, "idle_methods", collections.defaultdict(list))
 
 
 def alone(experiment, seed):
@@ -23,7 +31,7 @@ def alone(experiment, seed):
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adamw"])
 @pytest.mark.parametrize("method", ["microbatched", "large_batch"])
-def test_each_seed_s_losses_are_those_of_the_seed_alone(method, optimizer):
+def test_the_losses_of_each_seed_are_those_of_the_seed_alone(method, optimizer):
     way = dataclasses.replace(WAY, method=method, optimizer=optimizer, learning_rate=0.01)
     found = run(way)
     assert found.environments[0]["seeds_together"] == 5
@@ -37,14 +45,14 @@ def test_each_seed_s_losses_are_those_of_the_seed_alone(method, optimizer):
         np.testing.assert_array_equal(found.weights[i], expected.weights[0])
 
 
-def test_seed_3_of_10_is_seed_3_alone_whatever_trains_it():
+def test_seed_3_of_10_equals_seed_3_alone_for_every_way_of_training():
     for method, model in (("microbatched", "dense"), ("variables", "dense"), ("microbatched", "lenet")):
         way = dataclasses.replace(WAY, method=method, model=model, updates=4, seeds=10 if model == "dense" else 4)
         np.testing.assert_allclose(run(way).losses[3], alone(way, 3).losses[0], rtol=1e-5)
 
 
 def check_ragged_windows():
-    """Three windows of 14,000 examples, the epoch's tail of 13,000, and one more: its losses show what the tail did."""
+    """Three windows of 14,000 examples, the tail of 13,000, and one more, whose losses show the effect of the tail."""
     way = dataclasses.replace(WAY, microbatch_size=7_000, accumulation_steps=2, updates=5, optimizer="sgd", seeds=2)
     way = dataclasses.replace(way, learning_rate=0.1)
     found = run(way)
@@ -53,41 +61,60 @@ def check_ragged_windows():
         np.testing.assert_allclose(found.losses[i], alone(way, i).losses[0], rtol=1e-5)
 
 
-def test_a_ragged_tail_is_divided_by_what_it_holds():
+def test_a_ragged_tail_is_divided_by_its_number_of_examples():
     check_ragged_windows()
 
 
-def test_the_check_sees_a_tail_divided_by_k(monkeypatch):
-    kept = together.optimizers.keras_optimizer
+def test_the_check_fails_if_the_tail_is_divided_by_the_configured_batch(monkeypatch, nothing_idle):
+    def divide(sums, weight, variables):
+        return averaging.divide(sums, tf.constant(14_000.0), variables)
 
-    def wrong(config):
-        """Divides by the configured batch, whatever the tail holds."""
-        optimizer = kept(config)
-        apply, calls = optimizer.apply, together.tf.Variable(0)
-
-        def scaled(gradients, variables):
-            share = together.tf.where(calls.assign_add(1) % 4 == 0, 13 / 14, 1.0)
-            return apply([share * gradient for gradient in gradients], variables)
-
-        optimizer.apply = scaled
-        return optimizer
-
-    monkeypatch.setattr(together.optimizers, "keras_optimizer", wrong)
-    monkeypatch.setattr(training, "_idle", collections.defaultdict(list))  # none that was built before
+    monkeypatch.setattr(together, "divide", divide)
     with pytest.raises(AssertionError):
         check_ragged_windows()
+
+
+def check_against_the_large_batch():
+    """The losses of seeds that are trained together follow those of the large batch, which has no loop."""
+    way = dataclasses.replace(WAY, updates=4, optimizer="sgd", learning_rate=0.1, seeds=2)
+    expected = alone(dataclasses.replace(way, method="large_batch"), 1)
+    np.testing.assert_allclose(run(way).window_losses[1], expected.window_losses[0], rtol=1e-5)
+
+
+def test_the_seeds_are_accumulated_by_the_loop_of_the_helper(monkeypatch, nothing_idle):
+    accumulate, calls = window.accumulate, []
+
+    def counted(*arguments, **options):
+        calls.append(options["loop"].loss_shape)
+        return accumulate(*arguments, **options)
+
+    monkeypatch.setattr(window, "accumulate", counted)
+    check_against_the_large_batch()
+    assert calls == [(2,)]  # once, when the update is traced
+
+
+def test_a_bug_in_the_loop_of_the_helper_is_seen_in_the_seeds(monkeypatch, nothing_idle):
+    accumulate = window.accumulate
+
+    def twice(*arguments, **options):
+        sums = accumulate(*arguments, **options)
+        return sums._replace(gradients=[2 * gradient for gradient in sums.gradients])
+
+    monkeypatch.setattr(window, "accumulate", twice)
+    with pytest.raises(AssertionError):
+        check_against_the_large_batch()
 
 
 def test_which_experiments_run_together():
     can = together.can_run_together
     assert can(WAY) and can(dataclasses.replace(WAY, method="large_batch"))
     assert not can(WAY.of_seeds(3))
-    assert not can(dataclasses.replace(WAY, model="lenet"))  # facts of measurement: it does not pay
-    assert not can(dataclasses.replace(WAY, method="placeholders"))  # a static graph is one network
-    assert not can(dataclasses.replace(WAY, updates=None, seconds=1.0))  # their seconds are not comparable
+    assert not can(dataclasses.replace(WAY, model="lenet"))  # measured: with convolutions it saves no time
+    assert not can(dataclasses.replace(WAY, method="placeholders"))  # a static graph trains one network
+    assert not can(dataclasses.replace(WAY, updates=None, seconds=1.0))  # seconds would be those of all seeds
 
 
-def test_they_stop_within_a_micro_batch():
+def test_the_seeds_stop_within_a_micro_batch():
     way = dataclasses.replace(WAY, microbatch_size=1, accumulation_steps=20_000, updates=2)
     stop = Stop()
     threading.Timer(1.0, stop.set).start()
@@ -95,13 +122,13 @@ def test_they_stop_within_a_micro_batch():
     assert set(found.endings) == {"stopped"} and found.losses.shape[:2] == (5, 0)
 
 
-def test_progress_tells_of_every_seed():
+def test_progress_is_called_for_every_seed():
     seen = []
     run(dataclasses.replace(WAY, updates=3), progress=lambda seed, update: seen.append((seed, update.number)))
     assert sorted(seen) == [(seed, number) for seed in range(5) for number in (1, 2, 3)]
 
 
-def test_the_same_bits_again():
+def test_the_same_experiment_gives_the_same_bits():
     assert run(WAY) == run(WAY)
     one = b"".join(u.losses.tobytes() for u in train(WAY, 2))
     assert one == b"".join(u.losses.tobytes() for u in train(WAY, 2))

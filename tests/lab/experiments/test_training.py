@@ -1,5 +1,6 @@
-"""Trainings: repeatable, the same for every method, within their budget, and stopped within a micro-batch."""
+"""Trainings are repeatable, equal for all methods, within their budget, and stop within a micro-batch."""
 
+import collections
 import itertools
 import threading
 import time
@@ -9,7 +10,8 @@ import pytest
 
 from gradlab.lab.experiments import datasets, methods, models, training
 from gradlab.lab.experiments.experiment import Experiment
-from gradlab.lab.experiments.training import Stop, train, windows
+from gradlab.lab.experiments.training import Budget, Stop, train, window_rows
+from gradlab.training.step import WindowRecord
 
 QUICK = dict(model="dense", microbatch_size=7, accumulation_steps=3, updates=6, eval_every=4)
 
@@ -19,15 +21,15 @@ def losses(updates):
 
 
 def test_an_epoch_is_cut_into_windows_and_a_ragged_tail():
-    made = list(windows(Experiment(microbatch_size=10_000, accumulation_steps=2, updates=7), seed=0))
+    made = list(window_rows(Experiment(microbatch_size=10_000, accumulation_steps=2, updates=7), seed=0))
     assert [len(rows) for rows in made] == [20_000, 20_000, 15_000, 20_000, 20_000, 15_000, 20_000]
     first, second = np.concatenate(made[:3]), np.concatenate(made[3:6])
     assert np.array_equal(np.sort(first), np.arange(55_000)) and np.array_equal(np.sort(second), np.arange(55_000))
     assert not np.array_equal(first, second)
 
 
-def test_a_budget_of_examples_is_kept_to_the_example():
-    made = list(windows(Experiment(microbatch_size=10_000, accumulation_steps=2, examples=90_001), seed=0))
+def test_a_budget_of_examples_is_met_exactly():
+    made = list(window_rows(Experiment(microbatch_size=10_000, accumulation_steps=2, examples=90_001), seed=0))
     assert [len(rows) for rows in made] == [20_000, 20_000, 15_000, 20_000, 15_001]
     way = Experiment(model="dense", method="microbatched", microbatch_size=7, accumulation_steps=3, examples=50)
     updates = list(train(way))
@@ -44,6 +46,43 @@ def test_a_budget_of_seconds_is_reached_and_not_overrun():
     assert updates[-1].progress == 1 and updates[-1].accuracy is not None
 
 
+def evaluations(experiment, examples=1, seconds=1.0):
+    """The numbers of the updates after which the accuracy is measured, for updates of this size and time."""
+    budget, updates = Budget(experiment), []
+    while not budget.used_up:
+        record = WindowRecord(np.ones(1), np.array([examples]), np.ones(1), 1.0)
+        updates.append(budget.update(record, seconds, lambda: 0.5))
+    return [update.number for update in updates if update.accuracy is not None]
+
+
+def test_by_default_the_accuracy_is_measured_ten_times_for_every_kind_of_budget():
+    assert evaluations(Experiment(updates=1000)) == list(range(100, 1001, 100))
+    assert evaluations(Experiment(updates=60)) == list(range(6, 61, 6))
+    assert evaluations(Experiment(updates=25)) == [3, 5, 8, 10, 13, 15, 18, 20, 23, 25]
+    assert evaluations(Experiment(examples=6_000), examples=100) == list(range(6, 61, 6))
+    assert evaluations(Experiment(examples=1_000), examples=25) == list(range(4, 41, 4))
+    seconds = evaluations(Experiment(seconds=2.0), seconds=0.03)
+    assert len(seconds) == 10 and seconds[-1] == 67 and set(np.diff(seconds)) <= {6, 7}
+
+
+def test_short_runs_are_evaluated_after_every_update():
+    for updates in range(1, 11):
+        assert evaluations(Experiment(updates=updates)) == list(range(1, updates + 1))
+    assert evaluations(Experiment(examples=50), examples=10) == [1, 2, 3, 4, 5]
+    assert evaluations(Experiment(seconds=1.0), seconds=0.3) == [1, 2, 3, 4]
+
+
+def test_eval_every_counts_updates_and_the_last_one_is_always_evaluated():
+    assert evaluations(Experiment(updates=60, eval_every=25)) == [25, 50, 60]
+    assert evaluations(Experiment(examples=60, eval_every=4), examples=10) == [4, 6]
+    assert evaluations(Experiment(seconds=1.0, eval_every=2), seconds=0.3) == [2, 4]
+
+
+def test_a_training_of_60_updates_has_ten_accuracies():
+    updates = list(train(Experiment(model="dense", method="microbatched", updates=60)))
+    assert [update.number for update in updates if update.accuracy is not None] == list(range(6, 61, 6))
+
+
 def test_the_same_experiment_gives_the_same_bits():
     for method in ("microbatched", "variables"):
         way = Experiment(method=method, **QUICK)
@@ -52,8 +91,8 @@ def test_the_same_experiment_gives_the_same_bits():
         assert first != b"".join(u.losses.tobytes() for u in train(way, seed=3))
 
 
-def test_every_method_trains_alike():
-    """Same seed, so the same weights and examples: the windows' losses agree, whichever way the update is made."""
+def test_all_methods_train_alike():
+    """The same seed means the same initial weights and examples, so the windows' losses agree for all methods."""
     expected = losses(train(Experiment(method="large_batch", **QUICK), seed=1))
     for method, towers, steps in (
         ("microbatched", 1, 3),
@@ -67,7 +106,7 @@ def test_every_method_trains_alike():
         np.testing.assert_allclose(losses(train(way, seed=1)), expected, rtol=1e-5)
 
 
-def test_updates_tell_what_happened():
+def test_updates_are_recorded_one_by_one():
     updates = list(train(Experiment(**QUICK)))
     assert [update.number for update in updates] == [1, 2, 3, 4, 5, 6]
     assert [update.accuracy is not None for update in updates] == [False, False, False, True, False, True]
@@ -108,11 +147,12 @@ def test_two_trainings_at_once_do_not_share_their_weights():
     assert np.array_equal(together, alone)
 
 
-def test_a_method_is_used_again_and_given_back_when_a_training_is_left():
+def test_a_method_is_reused_and_returned_when_a_training_is_abandoned(monkeypatch):
     way = Experiment(**QUICK | dict(method="placeholders", optimizer="momentum"))
-    idle = training._idle[training._kind(way)]
+    monkeypatch.setattr(training, "idle_methods", collections.defaultdict(list))
     updates = train(way)
     list(itertools.islice(updates, 2))
+    [idle] = training.idle_methods.values()
     assert len(idle) == 0
     updates.close()
     assert len(idle) == 1
@@ -121,13 +161,13 @@ def test_a_method_is_used_again_and_given_back_when_a_training_is_left():
     assert idle == [built]
 
 
-def test_a_bad_seed_gets_one_sentence():
+def test_an_invalid_seed_raises_an_error_that_names_it():
     with pytest.raises(ValueError, match="seed must be an integer of 0 or more. Received: -1"):
         next(train(Experiment(**QUICK), seed=-1))
 
 
 def test_gradient_norms_are_those_of_the_gradients():
-    """Against gradients computed apart, at the first weights, where every micro-batch's rows are known."""
+    """Compares with gradients computed here at the initial weights, where the rows of each micro-batch are known."""
     import tensorflow as tf
 
     network, mnist = models.build("dense"), datasets.load()
@@ -140,38 +180,38 @@ def test_gradient_norms_are_those_of_the_gradients():
             loss = tf.reduce_mean(network.losses(weights, mnist.train_images[rows], mnist.train_labels[rows]))
         return np.sqrt(sum(np.sum(np.square(g)) for g in tape.gradient(loss, weights).values()))
 
-    rows = next(windows(way, seed=4))
+    rows = next(window_rows(way, seed=4))
     for method in methods.METHODS:
         first = next(train(Experiment(method=method, **QUICK), seed=4))
-        parts = [rows] if method == "large_batch" else np.split(rows, 3)
-        np.testing.assert_allclose(first.gradient_norms, [norm(part) for part in parts], rtol=1e-5)
+        microbatches = [rows] if method == "large_batch" else np.split(rows, 3)
+        np.testing.assert_allclose(first.gradient_norms, [norm(each) for each in microbatches], rtol=1e-5)
         np.testing.assert_allclose(first.window_gradient_norm, norm(rows), rtol=1e-5)
 
 
 @pytest.mark.parametrize("method", ["microbatched", "variables", "placeholders"])
 def test_a_stop_takes_a_micro_batch_and_not_a_window(method):
     way = Experiment(method=method, model="lenet", microbatch_size=1, accumulation_steps=1000, updates=3)
-    stop, asked = Stop(), []
+    stop, requested = Stop(), []
 
-    def ask():
-        asked.append(time.perf_counter())
+    def request():
+        requested.append(time.perf_counter())
         stop.set()
 
     updates = train(way, stop=stop)
     began = time.perf_counter()
     first = next(updates)
     window = time.perf_counter() - began
-    timer = threading.Timer(window / 10, ask)
+    timer = threading.Timer(window / 10, request)
     timer.start()
     assert list(updates) == []
-    assert time.perf_counter() - asked[0] < window / 4
+    assert time.perf_counter() - requested[0] < window / 4
     assert len(first.losses) == 1000
-    # The method is whole again for the next training.
+    # The next training can use the method again.
     again = next(train(way, stop=Stop()))
     assert np.array_equal(again.losses, first.losses)
 
 
-def test_a_stop_set_before_and_one_set_after_do_no_harm():
+def test_a_stop_set_before_ends_the_training_and_one_set_after_has_no_effect():
     stop = Stop()
     stop.set()
     assert list(train(Experiment(**QUICK), stop=stop)) == []
@@ -181,10 +221,10 @@ def test_a_stop_set_before_and_one_set_after_do_no_harm():
     assert len(list(train(Experiment(**QUICK)))) == 6
 
 
-def test_a_gradient_that_is_not_finite_ends_the_training_too(monkeypatch):
-    """A gradient can overflow while the loss is still a number."""
-    seen = methods.Microbatches(np.ones(2), np.ones(2), np.array([1.0, np.inf]), np.inf)
-    monkeypatch.setattr(methods.Microbatched, "update", lambda *args, **kwargs: seen)
+def test_a_gradient_that_is_not_finite_ends_the_training(monkeypatch):
+    """A gradient can overflow while the loss is still finite."""
+    record = WindowRecord(np.ones(2), np.ones(2), np.array([1.0, np.inf]), np.inf)
+    monkeypatch.setattr(methods.Microbatched, "update", lambda *args, **kwargs: record)
     way = Experiment(**QUICK | dict(method="microbatched"))
     updates = list(train(way))
     assert len(updates) == 1 and updates[0].diverged and updates[0].accuracy is not None
