@@ -1,4 +1,4 @@
-"""Checks of an installation, and how to mend what is wrong."""
+"""Check an installation: what was found, and how to fix what is wrong."""
 
 import contextlib
 import importlib.metadata
@@ -15,46 +15,52 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from packaging.requirements import Requirement
-
-MEND = "make clean, then make lab; or: python -m pip install --upgrade gradlab"
+FIX = 'make clean, then make lab; or: python -m pip install --upgrade "gradlab[lab]"'
 
 
 class Fault(Exception):
-    """What a check found wrong, and how to mend it."""
+    """A check failed.
 
-    def __init__(self, found: str, mend: str):
+    Args:
+        found: what was found instead of what should be there.
+        fix: what to do about it: a command, or a sentence.
+    """
+
+    def __init__(self, found: str, fix: str):
         super().__init__(found)
-        self.found, self.mend = found, mend
+        self.found, self.fix = found, fix
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found.
+    """The outcome of one check.
 
     Attributes:
-        name: of the check.
-        good: whether all is well.
-        found: what there is.
-        mend: how to mend it; empty when all is well.
+        name: the name of the check, a key of `CHECKS`.
+        good: whether the check passed.
+        found: what was found: versions, devices, or what is wrong.
+        fix: what to do about it; empty if the check passed.
     """
 
     name: str
     good: bool
     found: str
-    mend: str = ""
+    fix: str = ""
 
 
 def examine() -> list[Finding]:
-    """Makes every check; none of them raises."""
+    """Run every check in `CHECKS` and return the findings in that order.
+
+    A check that raises an unexpected exception is a finding, too, so this function does not raise.
+    """
     findings = []
     for name, check in CHECKS.items():
         try:
             findings.append(Finding(name, True, check()))
         except Fault as fault:
-            findings.append(Finding(name, False, fault.found, fault.mend))
+            findings.append(Finding(name, False, fault.found, fault.fix))
         except Exception as error:
-            findings.append(Finding(name, False, f"{type(error).__name__}: {error}", MEND))
+            findings.append(Finding(name, False, f"{type(error).__name__}: {error}", FIX))
     return findings
 
 
@@ -65,10 +71,13 @@ def _python() -> str:
 
 
 def _packages() -> str:
-    faults, good = [], []
+    from packaging.requirements import Requirement
+
+    faults: list[str] = []
+    good: list[str] = []
     for line in importlib.metadata.requires("gradlab") or []:
         wanted = Requirement(line)
-        if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
+        if wanted.marker is not None and not any(wanted.marker.evaluate({"extra": extra}) for extra in ("", "lab")):
             continue
         try:
             version = importlib.metadata.version(wanted.name)
@@ -77,7 +86,7 @@ def _packages() -> str:
             continue
         (good if version in wanted.specifier else faults).append(f"{wanted.name} {version}")
     if faults:
-        raise Fault(", ".join(faults), MEND)
+        raise Fault(", ".join(faults), FIX)
     return ", ".join(good)
 
 
@@ -87,8 +96,8 @@ def _data() -> str:
     try:
         mnist = datasets.load("mnist")
     except (OSError, ValueError) as error:
-        raise Fault(str(error), "git checkout -- data, or install gradlab again") from None
-    return f"mnist, {len(mnist.train_labels)} training and {len(mnist.test_labels)} test images, as its checksum says"
+        raise Fault(str(error), "git checkout -- data, or reinstall gradlab") from None
+    return f"mnist, {len(mnist.train_labels)} training and {len(mnist.test_labels)} test images; the checksum matches"
 
 
 def _devices() -> str:
@@ -99,27 +108,29 @@ def _devices() -> str:
         listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
         if listed.returncode == 0 and listed.stdout.strip():
             raise Fault(
-                f"TensorFlow sees no GPU, the system does: {listed.stdout.splitlines()[0]}",
+                f"TensorFlow sees no GPU, but the system has one: {listed.stdout.splitlines()[0]}",
                 f'{sys.executable} -m pip install "tensorflow[and-cuda]=={tf.__version__}"',
             )
     names = [tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name) for gpu in gpus]
-    return ", ".join(names) or "no GPU, the CPU does the work"
+    return ", ".join(names) or "no GPU; computes on the CPU"
 
 
 def _training() -> str:
     from gradlab.lab.experiments import methods
     from gradlab.lab.experiments.experiment import Experiment
-    from gradlab.lab.experiments.sweep import run
+    from gradlab.lab.experiments.run import run
 
     results = [run(Experiment(model="dense", method=name, updates=2, seeds=1)) for name in methods.METHODS]
     losses = [float(result.window_losses[0, -1]) for result in results]
     if max(losses) - min(losses) > 1e-4:
-        raise Fault(f"the methods' losses after an update differ: {losses}", "please report this, with the output")
-    return f"{len(losses)} methods, one update each: they agree"
+        raise Fault(
+            f"the losses of the methods after one update differ: {losses}", "please report this with the output"
+        )
+    return f"{len(losses)} methods agree after one update"
 
 
 def _cache() -> str:
-    from gradlab.lab.experiments.sweep import Cache
+    from gradlab.lab.experiments.cache import Cache
 
     try:
         folder = Cache().folder
@@ -127,25 +138,24 @@ def _cache() -> str:
             file.write(b"x")
     except OSError as error:
         raise Fault(str(error), "set GRADLAB_CACHE to a folder that you may write to") from None
-    return (
-        f"{folder}, {len(list(folder.glob('*.npz')))} runs kept, {shutil.disk_usage(folder).free / 2**30:.1f} GiB free"
-    )
+    runs, free = len(list(folder.glob("*.npz"))), shutil.disk_usage(folder).free / 2**30
+    return f"{folder}, {runs} cached runs, {free:.1f} GiB free"
 
 
 def _kernel() -> str:
     from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
 
-    mend = f"{sys.executable} -m pip install --upgrade ipykernel"
+    fix = f"{sys.executable} -m pip install --upgrade ipykernel"
     try:
         command = KernelSpecManager().get_kernel_spec("python3").argv
     except NoSuchKernel:
-        raise Fault("JupyterLab has no kernel called python3", mend) from None
+        raise Fault("JupyterLab has no kernel named python3", fix) from None
     if pathlib.Path(command[0]).is_absolute() and not pathlib.Path(command[0]).samefile(sys.executable):
         raise Fault(
-            f"the notebooks' kernel is another Python: {command[0]}",
+            f"the kernel of the notebooks is another Python: {command[0]}",
             f"{sys.executable} -m ipykernel install --sys-prefix",
         )
-    return "python3, of this Python"
+    return "python3 runs this Python"
 
 
 def _widgets() -> str:
@@ -155,15 +165,15 @@ def _widgets() -> str:
         about = pathlib.Path(folder, "@jupyter-widgets", "jupyterlab-manager", "package.json")
         if about.is_file():
             version = json.loads(about.read_text())["version"]
-            return f"ipywidgets {importlib.metadata.version('ipywidgets')}, JupyterLab's part {version}"
+            return f"ipywidgets {importlib.metadata.version('ipywidgets')}, its JupyterLab extension {version}"
     raise Fault(
-        "JupyterLab's part of ipywidgets is missing: sliders would not show",
+        "the JupyterLab extension of ipywidgets is missing, so sliders would not appear",
         f"{sys.executable} -m pip install --force-reinstall jupyterlab_widgets",
     )
 
 
 def _server() -> str:
-    """Starts JupyterLab without a browser, and waits for its page."""
+    """Start JupyterLab without a browser and wait until it serves its page, for a minute at most."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -177,12 +187,12 @@ def _server() -> str:
                 with contextlib.suppress(OSError):
                     urllib.request.urlopen(f"http://127.0.0.1:{port}/lab?token=doctor", timeout=10).read()
                     version = importlib.metadata.version("jupyterlab")
-                    return f"JupyterLab {version} answers after {time.monotonic() - began:.0f} s"
+                    return f"JupyterLab {version} answered after {time.monotonic() - began:.0f} s"
                 time.sleep(0.2)
         finally:
             server.terminate()
-            said = server.communicate()[1].strip().splitlines()
-    raise Fault(f"JupyterLab does not answer: {said[-1] if said else 'it says nothing'}", MEND)
+            log = server.communicate()[1].strip().splitlines()
+    raise Fault(f"JupyterLab does not answer: {log[-1] if log else 'it printed nothing'}", FIX)
 
 
 CHECKS: dict[str, Callable[[], str]] = {

@@ -1,6 +1,5 @@
-"""What a newcomer meets first: make, the lists of dependencies, README."""
+"""What a newcomer meets first: make, the lists of dependencies."""
 
-import csv
 import os
 import re
 import shutil
@@ -19,8 +18,9 @@ else:
     import tomli as tomllib
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXTRAS = [line for extra in ("dev", "app", "cluster") for line in PROJECT["optional-dependencies"][extra]]
-WANTED = [Requirement(line) for line in PROJECT["dependencies"] + EXTRAS]
+EXTRAS = ("lab", "app", "cluster", "docs", "dev")  # what make and environment.yml install
+LINES = PROJECT["dependencies"] + [line for extra in EXTRAS for line in PROJECT["optional-dependencies"][extra]]
+WANTED = [wanted for wanted in map(Requirement, LINES) if wanted.name != "gradlab"]  # an extra may name another one
 
 
 def pinned() -> dict[str, list[Requirement]]:
@@ -39,6 +39,11 @@ def test_requirements_pin_every_dependency_within_its_bounds():
         for pin in pins:
             [specifier] = pin.specifier
             assert specifier.operator == "==" and wanted.specifier.contains(specifier.version), wanted.name
+
+
+def test_make_lock_names_the_extras_that_make_installs():
+    recipe = (ROOT / "Makefile").read_text()
+    assert tuple(re.findall(r"--extra (\w+)", recipe)) == EXTRAS
 
 
 def test_every_requirement_has_hashes():
@@ -60,6 +65,7 @@ def test_environment_yml_agrees_with_pyproject():
     assert conda.pop("python") == Requirement("python" + PROJECT["requires-python"]).specifier
     conda.pop("pip")
     assert conda == {wanted.name: wanted.specifier for wanted in WANTED}
+    assert len(lines) == len(WANTED) + 2  # none is listed twice
     for line in text[text.index("dependencies:") :].splitlines()[1:]:
         assert "#" in line or line.strip() in ("- pip", "- pip:"), f"no reason beside: {line}"
 
@@ -130,51 +136,3 @@ shift; exec {sys.executable} -c "import sys; sys.version_info = {(*version, 0)};
         os.utime(checkout / ".venv" / "ready", (0, 0))
         done = make("lab", "PYTHON=python-that-is-not", folder=checkout)
         assert "no 'python-that-is-not' found" in done.stderr
-
-
-def test_readme_s_files_exist():
-    text = (ROOT / "README.md").read_text()
-    for target in re.findall(r"\]\(([^)#]+)", text):
-        assert target.startswith("https://") or (ROOT / target).exists(), target
-
-
-def test_readme_s_python_runs_as_pasted(tmp_path):
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
-    assert len(blocks) == 5  # pasted one after the other
-    command = [sys.executable, "-c", "\n".join(blocks)]
-    environment = {**os.environ, "GRADLAB_CACHE": str(tmp_path)}
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-
-
-def test_readme_s_links_to_tests_name_real_ones():
-    links = re.findall(r"\]\((tests/\w+\.py)#(\w+)\)", (ROOT / "README.md").read_text())
-    assert len(links) >= 20
-    for file, name in links:
-        assert f"\ndef {name}(" in (ROOT / file).read_text(), (file, name)
-
-
-def test_readme_names_the_two_commands():
-    text = (ROOT / "README.md").read_text()
-    assert "make lab" in text and "make test" in text
-
-
-def test_readme_s_published_table_is_the_committed_one():
-    rows = list(csv.DictReader((ROOT / "data" / "results" / "reproduce.csv").open()))
-    wanted = [
-        ("placeholders", "as published"),
-        ("microbatched", "as published"),
-        ("microbatched", "equal looks"),
-        ("microbatched", "last value"),
-    ]
-    text = (ROOT / "README.md").read_text()
-    for k, b in ((1, 100), (5, 20), (10, 10), (20, 5)):
-        [line] = [line for line in text.splitlines() if line.startswith(f"| {k} × {b} |")]
-        found = {(r["method"], r["protocol"]): r for r in rows if r["accumulation_steps"] == str(k)}
-        cells = [f"{float(found[key]['mean']):.2f} ± {float(found[key]['std']):.2f}" for key in wanted]
-        first = found[wanted[0]]
-        published = f"{first['published_mean']} ± {float(first['published_std']) + 1e-9:.2f}"
-        cells = [published, *cells[:2], first["looks"], *cells[2:]]
-        assert [cell.strip() for cell in line.split("|")[2:-1]] == cells

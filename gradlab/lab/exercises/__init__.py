@@ -1,21 +1,28 @@
-"""Checkers of the course's exercises: one module a notebook, one checker an exercise.
+"""Checkers for the exercises of the course: one module for each notebook, one checker for each exercise.
 
-A checker takes the student's answer, tries it, and prints "right", or "not yet: ..." with what to look at. It never
-raises: an answer that raises is an answer that is not right yet.
+A checker takes the student's answer, tries it, and prints "right", or "not yet: " followed by a hint. It never raises
+an exception: if the answer raises one, the checker prints that as the hint.
 """
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 
 class NotYet(Exception):
-    """Says what an answer still lacks."""
+    """The answer is not right yet; the message is the hint that the student sees."""
 
 
-def exercise(check: Callable) -> Callable:
-    """Makes a checker of a function that raises `NotYet` for an answer that is not right.
+def exercise(check: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Turn a function that raises `NotYet` for a wrong answer into a checker, which prints instead of raising.
+
+    Args:
+        check: takes the student's answer; raises `NotYet` with a hint, or any exception that the answer itself raises.
+
+    Returns:
+        The checker, with the name and the docstring of `check`.
 
     Example:
         >>> @exercise
@@ -30,7 +37,7 @@ def exercise(check: Callable) -> Callable:
     """
 
     @functools.wraps(check)
-    def checker(answer) -> None:
+    def checker(answer: Any) -> None:
         try:
             check(answer)
         except NotYet as hint:
@@ -44,21 +51,22 @@ def exercise(check: Callable) -> Callable:
     return checker
 
 
-def require(condition, hint: str) -> None:
-    """Raises `NotYet` with this hint unless the condition holds."""
+def require(condition: Any, hint: str) -> None:
+    """Raise `NotYet` with this hint unless the condition is true."""
     if not condition:
         raise NotYet(hint)
 
 
-def require_close(value, wanted, what: str, hint: str = "and should not be", rtol: float = 1e-5) -> None:
-    """Raises `NotYet` unless a number, or an array, is the one that is wanted.
+def require_close(value: Any, wanted: Any, what: str, hint: str = "and should not be", rtol: float = 1e-5) -> None:
+    """Raise `NotYet` unless a number or an array is close to the right one.
 
     Args:
-        value: the student's; the dots, or None from a function that is still empty, are "still missing".
-        wanted: the right one; it is not told.
-        what: what it is, in words: the hint's first half.
-        hint: the hint's second half.
-        rtol: how near is near enough, relative to the largest element.
+        value: the student's number or array. The dots of the exercise, and None from a function that returns nothing
+            yet, are reported as "still missing".
+        wanted: the right number or array, which the message does not show.
+        what: what the number is, in words: the first half of the message.
+        hint: the second half of the message.
+        rtol: the largest difference allowed, relative to the largest element of `wanted`.
     """
     if value is None or value is ...:
         raise NotYet(f"{what} is still missing: put your answer in place of the dots")
@@ -69,14 +77,14 @@ def require_close(value, wanted, what: str, hint: str = "and should not be", rto
         raise NotYet(f"{what} is {_short(value)}, {hint}")
 
 
-def require_choice(value, wanted: str, choices: str, hint: str) -> None:
-    """Raises `NotYet` unless the answer is the right one of some words.
+def require_choice(value: Any, wanted: str, choices: str, hint: str) -> None:
+    """Raise `NotYet` unless the answer is the right word.
 
     Args:
         value: the student's word.
-        wanted: the right one.
-        choices: all of them, with blanks between: "more less equal".
-        hint: what to think of.
+        wanted: the right word.
+        choices: the words to choose from, separated by spaces: "more less equal".
+        hint: the message for one of the other words.
     """
     if value is ... or str(value) not in choices.split():
         raise NotYet(f"answer one of {', '.join(map(repr, choices.split()))}")

@@ -1,4 +1,6 @@
-"""Checkers of notebook 05."""
+"""Checkers for the exercises of notebook 05."""
+
+from typing import Any
 
 import numpy as np
 
@@ -8,17 +10,17 @@ ROW_1, ROW_2 = (95.0, 0.172, 10), (95.2, 0.303, 10)
 
 
 @exercise
-def standard_error(answer) -> None:
+def standard_error(answer: Any) -> None:
     """A function: accuracies -> the standard error of their mean."""
     three = np.array([94.0, 95.0, 96.0])
     got = answer(three)
     require(got is not None, "the function returns nothing yet")
     hints = {
-        1.0: "that is the standard deviation: how far one run lies from the mean. The mean is better known",
-        (2 / 3) ** 0.5: "that is how far one run lies from the mean (and with n for n - 1). The mean is better known",
-        2**0.5 / 3: "the mean was taken from the same runs, so divide by n - 1: see ddof",
-        1 / 3: "divide by the root of the number of runs",
-        1 / 2**0.5: "ddof belongs to the standard deviation alone: the root is of all runs",
+        1.0: "that is the standard deviation of one run. The standard error is smaller",
+        (2 / 3) ** 0.5: "that is the standard deviation of one run, with n for n - 1. The standard error is smaller",
+        2**0.5 / 3: "the mean was computed from the same runs, so divide by n - 1: see ddof",
+        1 / 3: "divide by the square root of the number of runs",
+        1 / 2**0.5: "ddof applies to the standard deviation only: take the square root of the number of all runs",
     }
     for wrong, hint in hints.items():
         require(np.ndim(got) or abs(got - wrong) > 1e-6, hint)
@@ -29,17 +31,17 @@ def standard_error(answer) -> None:
 
 
 @exercise
-def standard_errors_apart(answer) -> None:
+def standard_errors_apart(answer: Any) -> None:
     """A function: two rows of a table -> their distance in standard errors."""
     got = answer(*ROW_1, *ROW_2)
     require(got is not None, "the function returns nothing yet")
     hints = {
         -1.81524: "the sign: the second mean is the higher one here, so it should be positive",
-        0.57403: "it is the means that are compared: divide each variance by its number of runs",
-        0.42105: "it is the means that are compared, and variances add up, not standard deviations",
-        1.33148: "variances add up, not standard errors: square, add, take the root",
-        0.36304: "only two standard errors are needed: the root of the sum of their squares",
-        16.47504: "take the root of the sum of the variances",
+        0.57403: "compare the means: divide each variance by its number of runs",
+        0.42105: "compare the means, and add variances, not standard deviations",
+        1.33148: "add variances, not standard errors: square, add, take the square root",
+        0.36304: "combine the two standard errors: the square root of the sum of their squares",
+        16.47504: "take the square root of the sum of the variances",
         0.2: "that is the difference itself: divide it by its standard error",
     }
     for wrong, hint in hints.items():
@@ -48,19 +50,19 @@ def standard_errors_apart(answer) -> None:
     wanted = -1.0 / (0.5**2 / 4 + 0.3**2 / 9) ** 0.5
     got = answer(96.0, 0.5, 4, 95.0, 0.3, 9)
     require(np.ndim(got) or abs(got + wanted) > 1e-3, "where the second mean is the lower one, it should be negative")
-    hint = "but a row of more runs is better known: each variance has its own number of runs"
+    hint = "but the rows have different numbers of runs: divide each variance by its own"
     require_close(got, wanted, "the distance of rows of 4 and 9 runs", hint)
 
 
 @exercise
-def best_of_equal_looks(answer) -> None:
-    """A function: a run's looks, and how many of them count -> the best."""
+def best_of_equal_looks(answer: Any) -> None:
+    """A function: (looks of a run, how many of them count) -> the best of these."""
     looks = np.array([6.0, 5.0, 3.0, 9.0, 2.0, 4.0])
     got = answer(looks, 2)
     require(got is not None, "the function returns nothing yet")
     require(np.ndim(got) == 0, "the best look is one number")
     require(got != 9, "9 is not among the third and the sixth look")
-    require(got != 6, "6 is the first look: evenly spaced, with the last one included, begins later")
+    require(got != 6, "6 is the first look: evenly spaced looks that include the last one begin later")
     require(got != 3, "the best of the looks is the largest, and the sixth is one of them")
     require_close(got, 4, "the best of the third and the sixth", "and is one of the two")
     require_close(answer(looks, 6), 9, "the best of all six", "and should be the best there is")
@@ -75,20 +77,20 @@ def best_of_equal_looks(answer) -> None:
 
 
 @exercise
-def how_long_a_window(answer) -> None:
+def how_long_a_window(answer: Any) -> None:
     """A number of micro-batches."""
-    require(answer != 6, "6 times less noise needs more than 6 times the micro-batches: the law has a root")
-    require(answer != 3, "3 micro-batches bring 0.30 to about 0.17: does more noise need a shorter window?")
+    require(answer != 6, "6 times less noise needs more than 6 times the micro-batches: the law has a square root")
+    require(answer != 3, "3 micro-batches reduce 0.30 to about 0.17: does less noise need a shorter window?")
     require_close(answer, 36, "the window", "but 0.30 / √k should be 0.05")
 
 
 @exercise
-def which_comparison(answer) -> None:
+def which_comparison(answer: Any) -> None:
     """A dictionary of words."""
     wanted = {
         "rented machine": ("time", "rented machine: what does an hour cost, and what an update?"),
-        "X-ray images": ("examples", "X-ray images: what is limited is how many may be shown"),
-        "new way": ("updates", "new way: if both make the same update, after what must they be equal?"),
+        "X-ray images": ("examples", "X-ray images: the number of images is what is limited"),
+        "new way": ("updates", "new way: if both make the same update, after what must their results be equal?"),
     }
     require(isinstance(answer, dict) and set(answer) == set(wanted), f"the keys should be {', '.join(wanted)}")
     for name, (word, hint) in wanted.items():

@@ -1,4 +1,6 @@
-"""Checkers of notebook 00."""
+"""Checkers for the exercises of notebook 00."""
+
+from typing import Any
 
 import numpy as np
 
@@ -6,49 +8,61 @@ from gradlab.lab.exercises import exercise, require, require_close
 
 
 @exercise
-def effective_batch(answer) -> None:
+def effective_batch(answer: Any) -> None:
     """A number: the effective batch of T = 2, k = 8, b = 16."""
-    require(answer != 128, "128 are the examples of one tower. There are two")
-    require(answer != 32, "32 are the examples that two towers hold at once. Each goes on for k micro-batches")
+    require(answer != 128, "128 is the number of examples of one tower. There are two towers")
+    require(
+        answer != 32, "32 is the number of examples that two towers process at once. Each tower has k micro-batches"
+    )
     require(answer != 16, "16 is the number of micro-batches. Each has several examples")
-    require(answer != 26, "a sum of the three? Each tower computes k micro-batches, each of b examples")
+    require(answer != 26, "26 is the sum of the three numbers. Each tower computes k micro-batches, each of b examples")
     require_close(answer, 256, "the effective batch", "and should be all the examples behind one update")
 
 
 @exercise
-def weighted_mean(answer) -> None:
-    """A function: a list of gradients (arrays of one shape), a list of their examples -> the mean over all examples."""
+def weighted_mean(answer: Any) -> None:
+    """A function: (list of gradients of one shape, list of their numbers of examples) -> the mean over all examples."""
     gradients, examples = [np.array([1.0, 0.0]), np.array([2.0, 4.0]), np.array([6.0, -2.0])], [4, 4, 2]
     got = _filled(answer([gradient.copy() for gradient in gradients], list(examples)))
     if got.shape == (2,):
-        require(not np.allclose(got, [3, 2 / 3]), "the plain mean: the tail of 2 counted as much as a micro-batch of 4")
-        require(not np.allclose(got, [9, 2]), "the sum of the gradients, as if each were a mean over all ten examples")
-        require(not np.allclose(got, [24, 12]), "the weighted sum is right. Divide it by the weight it stands for")
-        require(not np.allclose(got, [8, 4]), "divided by the number of micro-batches: the weights do not add up to it")
-        require(not np.allclose(got, [2, 1]), "divided as if each micro-batch had 4 examples: divide by what was seen")
-    require_close(got, [2.4, 1.2], "the mean of micro-batches of 4, 4 and 2", "and should be that of all ten examples")
-    one = _filled(answer([np.array([[3.0, 5.0]])], [7]))
+        require(
+            not np.allclose(got, [3, 2 / 3]),
+            "this is the unweighted mean: the tail of 2 counts as much as a micro-batch of 4",
+        )
+        require(
+            not np.allclose(got, [9, 2]),
+            "this is the sum of the gradients, as if each were a mean over all ten examples",
+        )
+        require(not np.allclose(got, [24, 12]), "the weighted sum is right. Divide it by the sum of the weights")
+        require(
+            not np.allclose(got, [8, 4]),
+            "this was divided by the number of micro-batches, which is not the sum of the weights",
+        )
+        require(
+            not np.allclose(got, [2, 1]),
+            "this was divided by 12, as if each micro-batch had 4 examples: there are only ten",
+        )
     require_close(
-        one, [[3, 5]], "the mean of a single micro-batch", "and should be its own gradient, whatever its size"
+        got, [2.4, 1.2], "the mean of micro-batches of 4, 4 and 2", "and should be the mean over all ten examples"
     )
+    one = _filled(answer([np.array([[3.0, 5.0]])], [7]))
+    require_close(one, [[3, 5]], "the mean of a single micro-batch", "and should be its own gradient")
     four = _filled(answer([np.array(value) for value in (1.0, 2.0, 3.0, 4.0)], [1, 1, 1, 1]))
     require_close(four, 2.5, "the mean of four micro-batches of one example", "and should be 2.5")
 
 
 @exercise
-def noise_of_windows(answer) -> None:
-    """A function: losses of micro-batches in order, k -> the standard deviation of the means of windows of k."""
+def noise_of_windows(answer: Any) -> None:
+    """A function: (losses of micro-batches in order, k) -> the standard deviation of the means of windows of k."""
     losses = np.array([0.0, 0.0, 2.0, 2.0])
     got = _filled(answer(losses.copy(), 2))
     require(got.shape == (), f"the noise is one number, and your answer has the shape {got.shape}")
     pairs = "of [0, 0, 2, 2] with k = 2 your answer is"
-    require(
-        not np.isclose(got, 0), f"{pairs} 0: a window is k micro-batches that follow each other, 0 and 0, then 2 and 2"
-    )
-    require(not np.isclose(got, 0.5), f"{pairs} 0.5: the noise of single losses, divided by k. Average first")
-    law = "what the law 1/√k says of independent losses. Measure: average each window, then look at the means"
+    require(not np.isclose(got, 0), f"{pairs} 0: a window is k consecutive micro-batches, 0 and 0, then 2 and 2")
+    require(not np.isclose(got, 0.5), f"{pairs} 0.5: this is the noise of single losses, divided by k. Average first")
+    law = "this is the law 1/√k, which holds for independent losses. Measure the noise: average each window first"
     require(not np.isclose(got, np.sqrt(0.5)), f"{pairs} 0.71: {law}")
-    if not np.isclose(got, np.sqrt(2)):  # that is ddof=1, and for many windows the same
+    if not np.isclose(got, np.sqrt(2)):  # that is ddof=1, which makes no difference for many windows
         require_close(
             got, 1, "the noise of [0, 0, 2, 2] with k = 2", "and should be 1, as the windows' means are 0 and 2"
         )
@@ -56,7 +70,7 @@ def noise_of_windows(answer) -> None:
     for k in (1, 16):
         wanted = losses.reshape(-1, k).mean(axis=1).std()
         got = _filled(answer(losses.copy(), k))
-        alone = "as noisy as single losses: average each window before you take the standard deviation"
+        alone = "the noise of single losses: average each window before you take the standard deviation"
         require(k == 1 or not np.isclose(got, losses.std()), f"with k = {k} your answer is {alone}")
         hint = "and should be the standard deviation of the windows' means"
         require_close(got, wanted, f"the noise of 160,000 losses with k = {k}", hint, rtol=1e-3)

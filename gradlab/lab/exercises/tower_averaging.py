@@ -1,4 +1,6 @@
-"""Checkers of notebook 01."""
+"""Checkers for the exercises of notebook 01."""
+
+from typing import Any
 
 import numpy as np
 
@@ -6,16 +8,16 @@ from gradlab.lab.exercises import exercise, require, require_choice, require_clo
 
 
 @exercise
-def mean_over_towers(answer) -> None:
+def mean_over_towers(answer: Any) -> None:
     """A function: a list over towers of arrays of one shape -> their mean."""
     two = [np.array([1.0, 2.0]), np.array([3.0, 6.0])]
-    require_close(answer(two), [2, 4], "the mean of [1, 2] and [3, 6]", "which is not (1 + 3) / 2 and (2 + 6) / 2")
+    require_close(answer(two), [2, 4], "the mean of [1, 2] and [3, 6]", "and should be (1 + 3) / 2 and (2 + 6) / 2")
     three = [np.full([2, 3], value) for value in (1.0, 2.0, 6.0)]
     require_close(answer(three), np.full([2, 3], 3.0), "the mean of three towers' 2 x 3 gradients", "and should be 3")
 
 
 @exercise
-def gradients_by_variable(answer) -> None:
+def gradients_by_variable(answer: Any) -> None:
     """A function: lists over towers of (gradient, variable) -> a list over variables of tuples of gradients."""
     got = answer([[(1, "a"), (2, "b")], [(3, "a"), (4, "b")]])
     require(got is not None, "the function returns nothing yet")
@@ -27,14 +29,14 @@ def gradients_by_variable(answer) -> None:
 
 
 @exercise
-def unequal_towers(answer) -> None:
+def unequal_towers(answer: Any) -> None:
     """A number: the gradient of four examples."""
-    require(answer != 4, "4 counts both towers alike, but tower 0 stands for three of the four examples")
-    require_close(answer, 3, "the gradient", "but each tower must weigh as much as it has examples")
+    require(answer != 4, "4 weights both towers equally, but tower 0 has three of the four examples")
+    require_close(answer, 3, "the gradient", "but each tower should be weighted by its number of examples")
 
 
 @exercise
-def third_tower(answer) -> None:
+def third_tower(answer: Any) -> None:
     """A word."""
-    hint = "the mean over towers of the parts' means is the whole batch's mean, however it is cut"
+    hint = "the mean of the means of equal shares is the mean of the whole batch, however many towers share it"
     require_choice(answer, "the_same", "larger smaller the_same", hint)
