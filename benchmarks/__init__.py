@@ -1,6 +1,1 @@
-"""gradlab beside what a user would take instead: `make bench`."""
-
-from gradlab import runtime
-
-with runtime.without_startup_noise():
-    import tensorflow  # noqa: F401
+"""Benchmarks of gradlab and its alternatives, run with `make bench`."""

@@ -1,87 +1,88 @@
-"""gradlab beside the alternatives, in one run: `make bench`, or
+"""Benchmarks of gradlab and its alternatives, side by side in one run.
 
-    python -m benchmarks [--tables speed memory growth training] [--networks lenet dense vgg16] [--ways ...] [--write]
+`make bench` runs all of them and writes the tables.
 
-Speed: every way in processes that live through the whole run, one measuring at a time, in turn, forwards and
-backwards; each way in every thread setting that it may like, and the best one counts, for the alternatives as for
-gradlab. A figure is the median over the rounds; a ratio is taken within each round before its median.
+Speed: each thread setting of each framework has a process that lives through the whole run. The processes measure in
+turn, never two at once, in one order and in the next round in the reverse order. Every way, gradlab's and the
+alternatives', is measured in all settings of its framework, and its fastest setting counts. A time is the median over
+the rounds. A ratio is computed within each round, and then the median is taken.
 """
 
 import argparse
 import json
-import statistics
+from collections.abc import Callable, Iterator, Sequence
 
-from benchmarks import growth, memory, report, speed
+from benchmarks import growth, memory, report, speed, training
+from benchmarks.worker import ONE_PER_FRAMEWORK, SETTINGS
+
+QUICK_SHAPES = ((1, 4), (2, 2))
 
 
-def training(repeats: int, say=print) -> dict:
-    """The published experiment, a fixed slice of it, and seeds together: medians over rounds."""
-    slices = {
-        "training, microbatched": ("lenet", 20, 5, 100),
-        "training, placeholders": ("lenet", 20, 5, 100),
-        "training, 1 seed": ("dense", 5, 20, 100),
-        "training, 5 seeds": ("dense", 5, 20, 100),
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measures tables and prints them as Markdown.
+
+    Args:
+        arguments: the arguments of the command line. None: those of this process.
+    """
+    parser = _parser()
+    asked = parser.parse_args(arguments)
+    if asked.quick and asked.write:
+        parser.error("--quick must be used without --write, because its figures mean nothing. Received: both")
+    if asked.quick:
+        asked.repeats = asked.processes = 1
+    found = report.read() if asked.write else {}
+    measure: dict[str, Callable] = {
+        "speed": lambda: _speed(asked, found.get("speed", {"cells": [], "rounds": {}})),
+        "memory": lambda: [memory.measure(asked.processes, asked.ways, found.get("memory"))],
+        "growth": lambda: [growth.measure(asked.processes)],
+        "training": lambda: [training.measure(asked.repeats)],
     }
-    workers = [speed.Worker("tensorflow-auto"), speed.Worker("tensorflow-default")]
-    try:
-        found = {}
-        for _ in range(repeats):
-            for way, shape in slices.items():
-                for worker in workers:
-                    say(f"{way}, {worker.setting}")
-                    seconds = worker.seconds(way, *shape)
-                    found.setdefault(way, {}).setdefault(worker.setting, []).append(1000 * seconds / shape[-1])
-    finally:
-        for worker in workers:
-            worker.close()
-    best = {way: min(settings.values(), key=statistics.median) for way, settings in found.items()}
-
-    def ratio(one: str, other: str) -> float:
-        return statistics.median(a / b for a, b in zip(best[one], best[other]))
-
-    return {
-        "milliseconds": {way: statistics.median(values) for way, values in best.items()},
-        "placeholders over microbatched": ratio("training, placeholders", "training, microbatched"),
-        "5 seeds over 1": ratio("training, 5 seeds", "training, 1 seed"),
-    }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    tables = ["speed", "memory", "growth", "training"]
-    parser.add_argument("--tables", nargs="+", choices=tables, default=tables)
-    parser.add_argument("--networks", nargs="+", choices=list(speed.SHAPES), default=list(speed.SHAPES))
-    parser.add_argument("--repeats", type=int, default=7, help="rounds of the times")
-    parser.add_argument("--big", type=int, default=7, help="rounds of VGG-16's times, at most")
-    parser.add_argument("--processes", type=int, default=3, help="how often memory and growth are measured")
-    parser.add_argument("--ways", nargs="+", help="memory: measure only these, and keep the others' figures")
-    parser.add_argument("--write", action="store_true", help="to data/results/bench.json and benchmarks/RESULTS.md")
-    arguments = parser.parse_args()
-
-    def speeds():
-        kept = found.get("speed", {"cells": [], "missing": [], "rounds": {}})
-        for network in arguments.networks:
-            rounds = min(arguments.repeats, arguments.big) if network == "vgg16" else arguments.repeats
-            cells, missing = speed.measure(network, rounds)
-            others = [cell for cell in kept["cells"] if cell["network"] != network]
-            kept = {"cells": others + cells, "missing": missing, "rounds": kept["rounds"] | {network: rounds}}
-            yield kept
-
-    run = {
-        "speed": speeds,
-        "memory": lambda: [memory.measure(arguments.processes, arguments.ways, found.get("memory"))],
-        "growth": lambda: [growth.measure(arguments.processes)],
-        "training": lambda: [training(arguments.repeats)],
-    }
-    found = report.read() if arguments.write else {}
-    for table in arguments.tables:
+    for table in asked.tables:
         print(f"=== {table}", flush=True)
-        for part in run[table]():  # each part as soon as it is there: a later fault loses none
-            found[table] = part
-            if arguments.write:
+        for result in measure[table]():  # written after each network, so that a later failure loses no measurement
+            found[table] = result
+            if asked.write:
                 found["environment"] = report.environment()
                 report.write(found)
     print(report.as_markdown(found) if found else json.dumps(found))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    tables, networks = ["speed", "memory", "growth", "training"], list(speed.SHAPES)
+    parser.add_argument("--tables", nargs="+", choices=tables, default=tables, help="the tables to measure")
+    parser.add_argument(
+        "--networks", nargs="+", choices=networks, default=networks, help="the networks of the speed table"
+    )
+    parser.add_argument("--repeats", type=int, default=7, help="rounds of the speed and training tables (default: 7)")
+    parser.add_argument("--big", type=int, default=7, help="the most rounds for VGG-16 in the speed table (default: 7)")
+    parser.add_argument(
+        "--processes", type=int, default=3, help="processes for each figure of memory and growth (default: 3)"
+    )
+    parser.add_argument("--ways", nargs="+", help="measure only the memory of these ways, and keep the other figures")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="one round or process; in the speed table, tiny updates in one thread setting per framework. It checks "
+        "that every way runs; the figures mean nothing",
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="write data/results/bench.json, its figure and benchmarks/RESULTS.md"
+    )
+    return parser
+
+
+def _speed(asked: argparse.Namespace, kept: dict) -> Iterator[dict]:
+    """Measures the speed table. Yields it after each network; other networks keep their earlier cells."""
+    shapes, settings = (QUICK_SHAPES, ONE_PER_FRAMEWORK) if asked.quick else (None, tuple(SETTINGS))
+    for network in asked.networks:
+        rounds = min(asked.repeats, asked.big) if network == "vgg16" else asked.repeats
+        cells, missing = speed.measure(network, rounds, shapes, settings)
+        others = [cell for cell in kept["cells"] if cell["network"] != network]
+        kept = {"cells": others + cells, "missing": missing, "rounds": kept["rounds"] | {network: rounds}}
+        yield kept
 
 
 if __name__ == "__main__":

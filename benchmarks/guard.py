@@ -1,7 +1,9 @@
-"""Says no when gradlab has become slower: ratios to one big batch, in one process, against recorded ones.
+"""Check that gradlab has not become slower: compares ratios to one big batch with recorded ratios.
 
-python -m benchmarks.guard            fails when a ratio is 30 % worse than recorded, three times in a row
-python -m benchmarks.guard --record   records what is measured now
+    python -m benchmarks.guard            fails if a ratio is 30 % worse than recorded, three times in a row
+    python -m benchmarks.guard --record   records the ratios measured now
+
+All times are taken in one process, so the speed of the machine cancels out of the ratios.
 """
 
 import argparse
@@ -10,9 +12,14 @@ import pathlib
 import statistics
 import sys
 import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from benchmarks.networks import Run
 
 RECORDED = pathlib.Path(__file__).parent / "recorded.json"
-WORSE = 1.3
+WORSE = 1.3  # a ratio this many times the recorded one is too slow
+# For each case: the way, the network, k and b.
 CASES = {
     "lenet 5x20": ("gradlab", "lenet", 5, 20),
     "lenet 20x5": ("gradlab", "lenet", 20, 5),
@@ -23,10 +30,18 @@ CASES = {
 
 
 def too_slow(found: dict[str, float], recorded: dict[str, float]) -> list[str]:
-    """The cases that have become too slow, in words.
+    """Describes the cases that have become too slow.
 
-    >>> too_slow({"a": 1.4, "b": 1.2}, {"a": 1.0, "b": 1.0})
-    ['a: 1.40 times the big batch, recorded 1.00']
+    Args:
+        found: the ratio of each case.
+        recorded: the recorded ratio of each case.
+
+    Returns:
+        A sentence for each case that is too slow.
+
+    Example:
+        >>> too_slow({"a": 1.4, "b": 1.2}, {"a": 1.0, "b": 1.0})
+        ['a: 1.40 times the big batch, recorded 1.00']
     """
     return [
         f"{case}: {ratio:.2f} times the big batch, recorded {recorded[case]:.2f}"
@@ -36,19 +51,28 @@ def too_slow(found: dict[str, float], recorded: dict[str, float]) -> list[str]:
 
 
 def measure(rounds: int = 15, updates: int = 10) -> dict[str, float]:
-    """The ratios, medians over rounds: in each the cases and their big batches take turns."""
-    from benchmarks import networks, worker
+    """Measures the ratios. In each round the cases and their big batches take turns.
+
+    Args:
+        rounds: the number of rounds.
+        updates: the updates of each case in each round.
+
+    Returns:
+        The median ratio of each case.
+    """
+    from benchmarks import networks
     from benchmarks.tensorflow_ways import WAYS
 
-    ways, big = {}, {}
+    ways: dict[str, Run] = {}
+    big: dict[str, Run] = {}
     for case, (way, name, k, b) in CASES.items():
         network = networks.build(name)
-        batch = worker.batch(network, k * b)
+        batch = networks.batch(network, k * b)
         ways[case] = WAYS[way](network, k, b, *batch)
         big.setdefault(name, WAYS["big batch"](network, 1, k * b, *batch))
     for run in (*ways.values(), *big.values()):
         run(3)
-    ratios = {case: [] for case in CASES}
+    ratios: dict[str, list[float]] = {case: [] for case in CASES}
     for _ in range(rounds):
         reference = {name: _seconds(run, updates) for name, run in big.items()}
         for case, run in ways.items():
@@ -56,15 +80,16 @@ def measure(rounds: int = 15, updates: int = 10) -> dict[str, float]:
     return {case: round(statistics.median(values), 3) for case, values in ratios.items()}
 
 
-def _seconds(run, updates: int) -> float:
+def _seconds(run: "Run", updates: int) -> float:
     began = time.perf_counter()
     run(updates)
     return time.perf_counter() - began
 
 
 def main() -> None:
+    """Measures, compares, and ends with an error if a case is too slow."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--record", action="store_true")
+    parser.add_argument("--record", action="store_true", help="record the ratios measured now")
     arguments = parser.parse_args()
     import gradlab
 
@@ -75,10 +100,10 @@ def main() -> None:
         print(found)
         return
     recorded = json.loads(RECORDED.read_text())
-    for _ in range(2):  # a neighbour on the machine can slow one side of a ratio down, but not each time
+    for _ in range(2):  # other work on the machine can slow down one side of a ratio, but hardly three times in a row
         if not (slow := too_slow(found, recorded)):
             break
-        print("again, because of", *slow, sep="\n  ")
+        print("measuring again, because of", *slow, sep="\n  ")
         found = measure()
     print(found)
     if slow := too_slow(found, recorded):

@@ -1,13 +1,24 @@
-"""optax's two ways in JAX: MultiSteps, which updates call by call, and microbatching, a loop in one compiled call."""
+"""optax's two ways in JAX: MultiSteps, with a call per micro-batch, and microbatching, a loop in one compiled call."""
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
+from benchmarks.networks import Network, Run, Way
 
-def functions(network):
-    """The network's weights, and a function (weights, x, y, key) -> mean loss."""
+
+def functions(network: Network) -> tuple[list[jax.Array], Callable]:
+    """Builds the network.
+
+    Args:
+        network: the network.
+
+    Returns:
+        Its initial weights, and a function (weights, x, y, key) -> mean loss, where the key seeds the dropout masks.
+    """
     weights = [jnp.asarray(value) for value in network.model.initial_weights(0).values()]
 
     def mean_loss(weights, x, y, key):
@@ -34,8 +45,8 @@ def functions(network):
     return weights, mean_loss
 
 
-def multi_steps(network, k, b, x, y):
-    """optax.MultiSteps: one jitted call a micro-batch."""
+def multi_steps(network: Network, k: int, b: int, x: np.ndarray, y: np.ndarray) -> Run:
+    """A `Way`: optax.MultiSteps, with one compiled call per micro-batch."""
     weights, mean_loss = functions(network)
     optimizer = optax.MultiSteps(optax.adam(1e-3), k)
 
@@ -45,20 +56,20 @@ def multi_steps(network, k, b, x, y):
         return optax.apply_updates(weights, changes), state
 
     state, key = optimizer.init(weights), jax.random.key(0)
-    parts = [(jnp.asarray(x[i : i + b]), jnp.asarray(y[i : i + b])) for i in range(0, k * b, b)]
+    microbatches = [(jnp.asarray(x[i : i + b]), jnp.asarray(y[i : i + b])) for i in range(0, k * b, b)]
 
     def run(updates):
         nonlocal weights, state
         for _ in range(updates):
-            for part in parts:
-                weights, state = step(weights, state, *part, key)
+            for microbatch in microbatches:
+                weights, state = step(weights, state, *microbatch, key)
             jax.block_until_ready(weights)
 
     return run
 
 
-def microbatching(network, k, b, x, y):
-    """optax.microbatching: all micro-batches in one jitted call."""
+def microbatching(network: Network, k: int, b: int, x: np.ndarray, y: np.ndarray) -> Run:
+    """A `Way`: optax.microbatching, with all micro-batches in one compiled call."""
     weights, mean_loss = functions(network)
     optimizer = optax.adam(1e-3)
     mean = optax.microbatching.AccumulationType.MEAN
@@ -70,15 +81,15 @@ def microbatching(network, k, b, x, y):
         return optax.apply_updates(weights, changes), state
 
     state, key = optimizer.init(weights), jax.random.key(0)
-    x, y = jnp.asarray(x), jnp.asarray(y.astype(np.int32))
+    images, classes = jnp.asarray(x), jnp.asarray(y.astype(np.int32))
 
     def run(updates):
         nonlocal weights, state
         for _ in range(updates):
-            weights, state = step(weights, state, x, y, key)
+            weights, state = step(weights, state, images, classes, key)
             jax.block_until_ready(weights)
 
     return run
 
 
-WAYS = {"optax MultiSteps": multi_steps, "optax microbatching": microbatching}
+WAYS: dict[str, Way] = {"optax MultiSteps": multi_steps, "optax microbatching": microbatching}

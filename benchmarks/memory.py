@@ -1,10 +1,13 @@
-"""The second table: how far the peak of the memory grows by an update, each in a process of its own.
+"""The second table: the memory that a way adds to a process at its peak. Each figure comes from a process of its own.
 
-The process' own memory; for TensorFlow on a GPU the device's.
+It is the peak during the way's first two updates, less the memory held before the way is built, when the framework, the
+network and the batch are already loaded. For TensorFlow on a GPU it is the memory of the device, otherwise that of the
+process.
 
-python -m benchmarks.memory tensorflow-auto "gradlab" vgg16 32 1      (one measurement)
+    python -m benchmarks.memory tensorflow-auto "gradlab" vgg16 32 1      (prints one figure, in MiB)
 """
 
+import argparse
 import importlib
 import json
 import os
@@ -12,79 +15,102 @@ import pathlib
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from benchmarks import networks, speed, worker
+from benchmarks import speed, worker
+from gradlab.measure.memory import MEBIBYTE
 
 NETWORK = "vgg16"
 SHAPES = ((1, 32), (8, 4), (32, 1))
-MEBIBYTE = 2**20
-# glibc keeps freed memory for later, more or less as threads happen to run; like this it gives large pieces back.
-GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_ARENA_MAX": "1"}
-SETTING = {
-    "benchmarks.tensorflow_ways": "tensorflow-auto",
-    "benchmarks.torch_ways": "torch",
-    "benchmarks.jax_ways": "jax",
-}
+# By default glibc keeps freed memory for later use, how much depends on how the threads happen to run. With these
+# settings it returns large pieces to the system.
+GLIBC = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_ARENA_MAX": "1"}
 
 
-def measure(repeats: int = 3, only=None, kept: dict | None = None, say=print) -> dict:
-    """MiB by which the peak grows over the process' start: weights, optimizer, gradients, activations, all of it.
+def measure(
+    repeats: int = 3,
+    only: Sequence[str] | None = None,
+    kept: dict | None = None,
+    say: Callable[..., None] = print,
+) -> dict:
+    """Measures all ways. The figures contain everything: weights, optimizer, gradients and activations.
 
     Args:
-        repeats: processes for each figure.
-        only: the ways to measure; None: all.
-        kept: what an earlier call returned, for the cells of the other ways.
-        say: hears what was measured.
+        repeats: the number of processes for each figure, of which the median counts.
+        only: the names of the ways to measure. None: all.
+        kept: the result of an earlier call, from which the figures of the other ways are taken.
+        say: called with each line of progress, as `print` would be.
 
     Returns:
-        {"cells": a list of {"way", "k", "b", "mebibytes", "all"}, "arithmetic": what the weights alone need}.
+        {"cells", "weights", "one example"}. A cell is {"way", "k", "b", "mebibytes", "all"}, where "all" lists the
+        figure of each process, and "mebibytes" is their median, or None if a process failed or took too long.
+        "weights" is the size of the network's weights, and "one example" the figure of a big batch of one example,
+        or None. All are in MiB.
     """
+    from benchmarks import networks
+
     cells, before = [], {(cell["way"], cell["k"], cell["b"]): cell for cell in (kept or {}).get("cells", [])}
-    for module, setting in SETTING.items():
+    for setting in worker.ONE_PER_FRAMEWORK:
         try:
-            ways = importlib.import_module(module).WAYS if module != "benchmarks.tensorflow_ways" else None
+            ways = importlib.import_module(worker.SETTINGS[setting][0]).WAYS
         except ImportError:
             continue
-        for way in ways or _tensorflow_ways():
+        for way in ways:
             for k, b in SHAPES:
                 if only and way not in only:
                     cells += [before[way, k, b]] if (way, k, b) in before else []
                     continue
-                if (k, b) == SHAPES[0] or way != "big batch":  # one big batch is like the other
+                if (k, b) == SHAPES[0] or way != speed.BIG_BATCH:  # the big batch is the same for every k x b
                     found = [growth(setting, way, NETWORK, k, b)]
-                    while None not in found and len(found) < repeats:  # what takes too long once is not asked again
+                    while None not in found and len(found) < repeats:  # does not repeat what failed or took too long
                         found.append(growth(setting, way, NETWORK, k, b))
                 say(f"{way} {k} x {b}: {found}", flush=True)
-                median = None if None in found else statistics.median(found)
-                cells.append(dict(way=way, k=k, b=b, mebibytes=median, all=found))
-    one = [growth("tensorflow-auto", "big batch", NETWORK, 1, 1) for _ in range(repeats)]
+                cells.append(dict(way=way, k=k, b=b, mebibytes=_median(found), all=found))
+    one = [growth("tensorflow-auto", speed.BIG_BATCH, NETWORK, 1, 1) for _ in range(repeats)]
     weights = sum(value.nbytes for value in networks.build(NETWORK).model.initial_weights(0).values()) / MEBIBYTE
-    return {"cells": cells, "weights": weights, "one example": statistics.median(one)}
-
-
-def _tensorflow_ways() -> list[str]:
-    asked = speed.Worker("tensorflow-auto")
-    asked.close()
-    return asked.ways
+    return {"cells": cells, "weights": weights, "one example": _median(one)}
 
 
 def growth(setting: str, way: str, network: str, k: int, b: int) -> float | None:
-    """One process' growth in MiB; None where it failed or took too long."""
+    """Measures one way in a new process.
+
+    Args:
+        setting: a key of `benchmarks.worker.SETTINGS`.
+        way: the name of the way.
+        network: the name of the network.
+        k: the micro-batches per update.
+        b: the examples per micro-batch.
+
+    Returns:
+        The MiB that the way adds at its peak, or None if the process failed or took too long.
+    """
     command = [sys.executable, "-m", "benchmarks.memory", setting, way, network, str(k), str(b)]
     try:
         done = subprocess.run(
-            command, env={**os.environ, **GIVE_BACK}, capture_output=True, text=True, timeout=2 * speed.LIMIT
+            command, env={**os.environ, **GLIBC}, capture_output=True, text=True, timeout=2 * speed.LIMIT
         )
     except subprocess.TimeoutExpired:
         return None
     return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else None
 
 
+def _median(figures: list[float | None]) -> float | None:
+    """The median; None if a process failed or took too long."""
+    known = [figure for figure in figures if figure is not None]
+    return statistics.median(known) if len(known) == len(figures) else None
+
+
 def as_table(found: dict) -> str:
-    """The cells as Markdown."""
+    """Writes the cells as a Markdown table.
+
+    Args:
+        found: what `measure` returned.
+
+    Returns:
+        A table with a row for each way and a column for each shape, and "-" where a way failed or took too long.
+    """
     by_cell = {(cell["way"], cell["k"], cell["b"]): cell["mebibytes"] for cell in found["cells"]}
-    lines = ["| MiB over the process' start | " + " | ".join(f"{k} x {b}" for k, b in SHAPES) + " |"]
+    lines = ["| MiB added to the process | " + " | ".join(f"{k} x {b}" for k, b in SHAPES) + " |"]
     lines += ["| --- |" + " --- |" * len(SHAPES)]
     for way in dict.fromkeys(way for (way, *_), value in by_cell.items() if value is not None):
         row = [by_cell.get((way, *shape)) for shape in SHAPES]
@@ -92,8 +118,8 @@ def as_table(found: dict) -> str:
     return "\n".join(lines)
 
 
-def _counters(module: str) -> tuple[Callable, Callable]:
-    """Functions that tell the MiB held now, and the most since now: of the GPU that TensorFlow uses, or the process."""
+def _counters(module: str) -> tuple[Callable[[], float], Callable[[], float]]:
+    """Functions that return the MiB held now and the peak since this call, of TensorFlow's GPU or of the process."""
     if "tensorflow" in module:
         import tensorflow as tf
 
@@ -101,30 +127,37 @@ def _counters(module: str) -> tuple[Callable, Callable]:
             tf.config.experimental.reset_memory_stats("GPU:0")
             of_gpu = lambda name: tf.config.experimental.get_memory_info("GPU:0")[name] / MEBIBYTE  # noqa: E731
             return lambda: of_gpu("current"), lambda: of_gpu("peak")
-    pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    pathlib.Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the memory held now
     return lambda: _status("VmRSS"), lambda: _status("VmHWM")
 
 
 def _status(name: str) -> float:
+    """A field of /proc/self/status, in MiB."""
     for line in pathlib.Path("/proc/self/status").read_text().splitlines():
         if line.startswith(name):
             return int(line.split()[1]) / 1024
-    raise RuntimeError(f"/proc/self/status does not tell {name}")
+    raise RuntimeError(f"/proc/self/status must contain {name}. Received: no such line")
 
 
 def main() -> None:
-    setting, way, name, k, b = sys.argv[1:]
-    module, threads = worker.SETTINGS[setting]
-    if threads is not None:
-        import gradlab
+    """Measures one way in this process and prints the MiB as the last line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("setting", choices=list(worker.SETTINGS))
+    parser.add_argument("way", help="the name of a way, as in the tables")
+    parser.add_argument("network", choices=list(speed.SHAPES))
+    parser.add_argument("k", type=int, help="micro-batches per update")
+    parser.add_argument("b", type=int, help="examples per micro-batch")
+    asked = parser.parse_args()
+    worker.set_up(asked.setting)
+    from benchmarks import networks
 
-        gradlab.setup(threads=threads)
-    ways = importlib.import_module(module).WAYS
-    network = networks.build(name)
-    batch = worker.batch(network, int(k) * int(b))
+    module = worker.SETTINGS[asked.setting][0]
+    way = importlib.import_module(module).WAYS[asked.way]
+    network = networks.build(asked.network)
+    batch = networks.batch(network, asked.k * asked.b)
     held, peak = _counters(module)
     before = held()
-    ways[way](network, int(k), int(b), *batch)(2)
+    way(network, asked.k, asked.b, *batch)(2)
     print(json.dumps(round(peak() - before, 1)))
 
 

@@ -1,10 +1,10 @@
-"""Writes the measurements as JSON, as a figure, and as the tables between the markers in RESULTS.md."""
+"""Writes the measurements: as JSON, as a figure, and as the tables between the markers in RESULTS.md."""
 
 import json
 import pathlib
 import re
 
-from benchmarks import growth, memory, speed
+from benchmarks import growth, memory, speed, training
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 JSON = ROOT / "data" / "results" / "bench.json"
@@ -12,26 +12,30 @@ FIGURE = ROOT / "data" / "results" / "bench.png"
 RESULTS = ROOT / "benchmarks" / "RESULTS.md"
 MARKERS = "<!-- bench -->", "<!-- /bench -->"
 TITLES = {
-    "lenet": "LeNet with dropout, 100 examples an update",
-    "dense": "Dense 784-128-10, 100 examples an update",
-    "vgg16": "VGG-16 at 64x64, 32 examples an update",
+    "lenet": "LeNet with dropout, 100 examples per update",
+    "dense": "Dense 784-128-10, 100 examples per update",
+    "vgg16": "VGG-16 at 64x64, 32 examples per update",
 }
 
 
 def environment() -> dict:
-    """Where the figures come from."""
+    """The versions, the machine and the commit that the figures come from."""
     from gradlab.lab.experiments.environment import describe
 
     return describe()
 
 
 def read() -> dict:
-    """What an earlier run wrote; empty where there was none."""
+    """The measurements that an earlier run wrote; empty if there are none."""
     return json.loads(JSON.read_text()) if JSON.exists() else {}
 
 
 def write(found: dict) -> None:
-    """Writes the JSON, the figure and the tables in RESULTS.md."""
+    """Writes the JSON, the figure, and the tables in RESULTS.md.
+
+    Args:
+        found: the result of each table's `measure`, by the table's name.
+    """
     JSON.write_text(json.dumps(found, indent=1) + "\n")
     if "speed" in found:
         from gradlab.lab.figures import plots, style
@@ -41,10 +45,21 @@ def write(found: dict) -> None:
 
 
 def between_markers(text: str, tables: str) -> str:
-    """A text with the tables in place of what stood between the markers.
+    """Replaces what stands between the markers of a text.
 
-    >>> between_markers("a <!-- bench -->old<!-- /bench --> b", "new")
-    'a <!-- bench -->\\nnew\\n<!-- /bench --> b'
+    Args:
+        text: a text that contains the markers.
+        tables: what to put between them.
+
+    Returns:
+        The new text.
+
+    Raises:
+        ValueError: a marker is missing.
+
+    Example:
+        >>> between_markers("a <!-- bench -->old<!-- /bench --> b", "new")
+        'a <!-- bench -->\\nnew\\n<!-- /bench --> b'
     """
     first, last = MARKERS
     if first not in text or last not in text:
@@ -53,7 +68,11 @@ def between_markers(text: str, tables: str) -> str:
 
 
 def as_markdown(found: dict) -> str:
-    """All tables that were measured."""
+    """Writes all tables that were measured.
+
+    Args:
+        found: the result of each table's `measure`, by the table's name.
+    """
     parts = []
     if "speed" in found:
         cells = found["speed"]["cells"]
@@ -61,20 +80,16 @@ def as_markdown(found: dict) -> str:
             if any(cell["network"] == network for cell in cells):
                 parts += [f"**{TITLES[network]}**", speed.as_table(cells, network)]
         if found["speed"]["missing"]:
-            parts.append(f"Left out, because not installed: {', '.join(found['speed']['missing'])}.")
+            parts.append(f"Left out, because they are not installed: {', '.join(found['speed']['missing'])}.")
     if "memory" in found:
         parts += ["**Peak memory of an update, VGG-16 at 64x64, k x b**", memory.as_table(found["memory"])]
+        one = found["memory"]["one example"]
         parts.append(
-            f"Of each figure the weights take {found['memory']['weights']:.0f} and Adam's averages twice that; one "
-            f"example alone needs {found['memory']['one example']:.0f} in all."
+            f"Each figure includes {found['memory']['weights']:.0f} MiB for the weights and twice that for Adam's "
+            "averages." + ("" if one is None else f" A big batch of one example needs {one:.0f} MiB in all.")
         )
     if "growth" in found:
-        parts += ["**How time and memory grow**", growth.as_table(found["growth"])]
+        parts += ["**Growth of time and memory**", growth.as_table(found["growth"])]
     if "training" in found:
-        rows = found["training"]
-        parts.append(
-            f"**Whole trainings**: the published experiment, 20 x 5, is {rows['placeholders over microbatched']:.1f} "
-            f"times faster by `microbatched` than by placeholders; five seeds of the dense network together take "
-            f"{rows['5 seeds over 1']:.2f} times as long as one."
-        )
+        parts.append(training.as_sentence(found["training"]))
     return "\n\n".join(parts)

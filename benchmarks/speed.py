@@ -1,10 +1,11 @@
-"""The first table: milliseconds an update of every way, side by side, and the ratio to one big batch."""
+"""The first table: milliseconds per update for every way, and their ratio to one big batch."""
 
 import json
 import statistics
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Sequence
 
 from benchmarks.worker import SETTINGS
 
@@ -14,14 +15,25 @@ SHAPES = {
     "dense": ((1, 100), (5, 20), (10, 10), (20, 5), (100, 1)),
     "vgg16": ((1, 32), (8, 4), (32, 1)),
 }
-SECONDS = 0.1  # what one measurement should take at least
-MOST_UPDATES, FIT_UPDATES = 30, 20
-LIMIT = 60  # seconds for a measurement: a way that needs more is left out
-LONG, HOPELESS = 0.3, 1.15  # where an update takes so many seconds, a setting so many times the way's best is left out
+SECONDS = 0.1  # the least time that one measurement should take
+MOST_UPDATES, FIT_UPDATES = 30, 20  # the most updates of a measurement, and the fewest of one in `fit`
+LIMIT = 60  # seconds that a measurement may take; a way that needs more is left out
+# If an update takes longer than LONG seconds, a setting that takes more than HOPELESS times as long as the fastest
+# setting of the way is left out.
+LONG, HOPELESS = 0.3, 1.15
 
 
 class Worker:
-    """A process of `benchmarks.worker`, with one setting of one framework."""
+    """A process that runs `benchmarks.worker` with one setting of one framework.
+
+    Args:
+        setting: a key of `benchmarks.worker.SETTINGS`.
+
+    Attributes:
+        setting: the setting.
+        ways: the names of the ways that the process can time.
+        missing: the module that is not installed, in which case there are no ways; else None.
+    """
 
     def __init__(self, setting: str):
         self.setting = setting
@@ -29,13 +41,29 @@ class Worker:
 
     def _start(self) -> None:
         command = [sys.executable, "-m", "benchmarks.worker", self.setting]
-        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        self._process = subprocess.Popen(command, text=True, **pipes)
+        self._process = subprocess.Popen(
+            command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
         first = json.loads(self._process.stdout.readline() or '{"missing": "the process"}')
         self.ways, self.missing = first.get("ways", []), first.get("missing")
 
     def seconds(self, way: str, network: str, k: int, b: int, updates: int, limit: float = LIMIT) -> float:
-        """What so many updates took. A process that has not answered after limit seconds is replaced by another."""
+        """Times updates in the process.
+
+        Args:
+            way: the name of the way.
+            network: the name of the network.
+            k: the micro-batches per update.
+            b: the examples per micro-batch.
+            updates: the number of updates to time.
+            limit: the seconds after which a process that has not answered is replaced by a new one.
+
+        Returns:
+            The seconds that the updates took.
+
+        Raises:
+            RuntimeError: the way failed, or the process ended or took too long.
+        """
         wanted = dict(way=way, network=network, k=k, b=b, updates=updates, warm=_first_updates(network))
         late = threading.Timer(limit, self._process.kill)
         late.start()
@@ -57,24 +85,33 @@ class Worker:
         self._process.wait(60)
 
 
-def measure(network: str, rounds: int, say=print) -> tuple[list[dict], list[str]]:
-    """Times every way in every setting, in turn, round after round.
+def measure(
+    network: str,
+    rounds: int,
+    shapes: Sequence[tuple[int, int]] | None = None,
+    settings: Sequence[str] = tuple(SETTINGS),
+    say: Callable[..., None] = print,
+) -> tuple[list[dict], list[str]]:
+    """Times every way in every setting. In each round they take turns; every second round has the reverse order.
 
     Args:
         network: "lenet", "dense" or "vgg16".
-        rounds: how many.
-        say: hears what is being done.
+        rounds: the number of rounds.
+        shapes: the pairs (k, b) to measure. None: those of `SHAPES`.
+        settings: the keys of `benchmarks.worker.SETTINGS` to measure in.
+        say: called with each line of progress, as `print` would be.
 
     Returns:
-        The cells, a list of {"network", "way", "k", "b", "setting", "milliseconds", "spread", "ratio"}, the way's best
-        setting each, and the frameworks that are not installed. milliseconds: the median over rounds; spread: the
-        quartiles; ratio: the median over rounds of the ratio to the big batch's best setting in the same round.
+        The cells, and the names of the modules that are not installed. A cell is {"network", "way", "k", "b",
+        "setting", "milliseconds", "spread", "ratio"}, and there is one for each way and shape, in the way's best
+        setting. milliseconds is the median over the rounds, spread the quartiles, and ratio the median over the rounds
+        of the ratio to the big batch, in its best setting, in the same round.
     """
-    workers = [Worker(setting) for setting in SETTINGS]
+    workers = [Worker(setting) for setting in settings]
     order = list(dict.fromkeys(way for worker in workers for way in worker.ways))
     try:
         cells = []
-        for k, b in SHAPES[network]:
+        for k, b in SHAPES[network] if shapes is None else shapes:
             say(f"{network} {k} x {b}", flush=True)
             cells += _cells(network, k, b, *_rounds(workers, network, k, b, rounds, say), order)
         return cells, sorted({worker.missing for worker in workers if worker.missing})
@@ -83,46 +120,48 @@ def measure(network: str, rounds: int, say=print) -> tuple[list[dict], list[str]
             worker.close()
 
 
-def _rounds(workers, network: str, k: int, b: int, repeats: int, say) -> tuple[dict, dict]:
-    """{(way, setting): milliseconds in each round}, of the ways and of the big batch of k * b examples."""
+def _rounds(workers: list[Worker], network: str, k: int, b: int, rounds: int, say: Callable) -> tuple[dict, dict]:
+    """{(way, setting): the milliseconds per update in each round}, of all ways and of the big batch alone."""
     asked = {
-        (way, worker.setting): (worker, 1 if way == BIG_BATCH else k, k * b if way == BIG_BATCH else b)
+        (way, worker.setting): (worker, *((1, k * b) if way == BIG_BATCH else (k, b)))
         for worker in workers
         for way in worker.ways
     }
     updates, first, first_updates = {}, {}, _first_updates(network)
     for key, (worker, *shape) in list(asked.items()):
         try:
-            once = worker.seconds(key[0], network, *shape, first_updates) / first_updates
+            once = worker.seconds(key[0], network, *shape, updates=first_updates) / first_updates
         except RuntimeError as error:
             say(str(error))
             del asked[key]
             continue
         first[key] = once
-        # what a call of fit costs by itself is not an update's
+        # In fit, many updates share the fixed cost of a call, which is not part of an update.
         least = FIT_UPDATES if "in fit" in key[0] and network != "vgg16" else 1
         updates[key] = max(least, min(MOST_UPDATES, round(SECONDS / once)))
     for way, setting in list(asked):
         best = min(once for (other, _), once in first.items() if other == way)
         if first[way, setting] > max(LONG, HOPELESS * best):
             del asked[way, setting]
-    found = {key: [] for key in asked}
-    for number in range(repeats):
+    found: dict[tuple, list[float]] = {key: [] for key in asked}
+    for number in range(rounds):
         for key in list(asked) if number % 2 else reversed(asked):
             worker, *shape = asked[key]
-            found[key].append(1000 * worker.seconds(key[0], network, *shape, updates[key]) / updates[key])
+            seconds = worker.seconds(key[0], network, *shape, updates=updates[key])
+            found[key].append(1000 * seconds / updates[key])
     big = {key: values for key, values in found.items() if key[0] == BIG_BATCH}
     return found, big
 
 
 def _first_updates(network: str) -> int:
-    """How many updates a way makes before it is timed, and then to see how long they take."""
+    """The updates that a way makes before it is timed, and in the first, rough measurement."""
     return 1 if network == "vgg16" else 2
 
 
 def _cells(network: str, k: int, b: int, found: dict, big: dict, order: list) -> list[dict]:
+    """The cells of one shape, in the order of the ways."""
     reference = min(big.values(), key=statistics.median)
-    best = {}
+    best: dict[str, tuple] = {}
     for (way, setting), values in found.items():
         if way not in best or statistics.median(values) < statistics.median(best[way][1]):
             best[way] = setting, values
@@ -137,19 +176,27 @@ def _cells(network: str, k: int, b: int, found: dict, big: dict, order: list) ->
     ]  # fmt: skip
 
 
-def as_table(cells: list[dict], network: str) -> str:
-    """A network's cells as Markdown: a row a way, a column a shape; "-" where it failed or took too long."""
-    shapes = SHAPES[network]
+def as_table(cells: Sequence[dict], network: str) -> str:
+    """Writes a network's cells as a Markdown table.
+
+    Args:
+        cells: cells as `measure` returns them, in the order of the shapes.
+        network: the name of the network.
+
+    Returns:
+        A table with a row for each way and a column for each shape, and "-" where a way failed or took too long.
+    """
     by_cell = {(cell["way"], cell["k"], cell["b"]): cell for cell in cells if cell["network"] == network}
-    ways = dict.fromkeys(way for way, *_ in by_cell)
-    lines = ["| ms an update (ratio to one big batch) | " + " | ".join(f"{k} x {b}" for k, b in shapes) + " |"]
+    shapes = list(dict.fromkeys((k, b) for _, k, b in by_cell))
+    lines = ["| ms per update (ratio to one big batch) | " + " | ".join(f"{k} x {b}" for k, b in shapes) + " |"]
     lines += ["| --- |" + " --- |" * len(shapes)]
-    for way in ways:
+    for way in dict.fromkeys(way for way, *_ in by_cell):
         row = [by_cell.get((way, *shape)) for shape in shapes]
-        words = [f"{_digits(cell['milliseconds'])} ({cell['ratio']:.2f})" if cell else "-" for cell in row]
+        words = [f"{digits(cell['milliseconds'])} ({cell['ratio']:.2f})" if cell else "-" for cell in row]
         lines.append(f"| {way} | " + " | ".join(words) + " |")
     return "\n".join(lines)
 
 
-def _digits(milliseconds: float) -> str:
+def digits(milliseconds: float) -> str:
+    """Writes a time with three significant digits, or in whole milliseconds from 100 on."""
     return f"{milliseconds:.0f}" if milliseconds >= 100 else f"{milliseconds:.3g}"

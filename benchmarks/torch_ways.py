@@ -1,11 +1,14 @@
 """The usual accumulation loop in PyTorch."""
 
+import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.networks import Network, Run, Way
 
-def module(network):
-    """The network as a torch module, channels first."""
+
+def module(network: Network) -> nn.Sequential:
+    """Builds the network as a torch module. The images' channels come before their height and width."""
     height, _, channels = network.input_shape
     layers = []
     for name, *sizes in network.layers:
@@ -27,17 +30,18 @@ def module(network):
     return nn.Sequential(*layers)
 
 
-def loop(network, k, b, x, y):
-    """loss / k, backward, k times; then step."""
+def loop(network: Network, k: int, b: int, x: np.ndarray, y: np.ndarray) -> Run:
+    """A `Way`: backward passes of loss / k for k micro-batches, then one optimizer step."""
     model = module(network).train()
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
-    x, y = torch.from_numpy(x.transpose(0, 3, 1, 2).copy()), torch.from_numpy(y.astype("int64"))
+    images, classes = torch.from_numpy(x.transpose(0, 3, 1, 2).copy()), torch.from_numpy(y.astype("int64"))
 
     def run(updates):
         for _ in range(updates):
             optimizer.zero_grad()
             for start in range(0, k * b, b):
-                loss = nn.functional.cross_entropy(model(x[start : start + b]), y[start : start + b]) / k
+                rows = slice(start, start + b)
+                loss = nn.functional.cross_entropy(model(images[rows]), classes[rows]) / k
                 loss.backward()
             optimizer.step()
             loss.item()
@@ -45,4 +49,4 @@ def loop(network, k, b, x, y):
     return run
 
 
-WAYS = {"PyTorch loop": loop}
+WAYS: dict[str, Way] = {"PyTorch loop": loop}

@@ -1,9 +1,12 @@
-"""A process that times ways, one at a time, as it is told: threads can be set once a process only.
+"""A process that times ways to make an update, one at a time.
 
     python -m benchmarks.worker tensorflow-auto
 
-It reads one JSON object a line, {"way", "network", "k", "b", "updates", "warm": updates before the first time}, and
-answers {"seconds"} or {"error"}; the first line that it writes lists its ways.
+Each thread setting needs a process of its own, because the number of threads can be set only once per process. The
+worker first writes one line: {"ways": the names of its ways}, or {"missing": the module that is not installed}. It then
+reads requests from stdin, one JSON object per line: {"way", "network", "k", "b", "updates", "warm"}, where warm is the
+number of updates before a way is timed for the first time. It answers each request with one line: {"seconds"} or
+{"error"}.
 """
 
 import importlib
@@ -11,62 +14,100 @@ import json
 import os
 import sys
 import time
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:
+    from benchmarks.networks import Run
 
-# setting: module with the ways, and the threads that gradlab.setup is told, where that is TensorFlow's
-SETTINGS = {
+# For each setting, the module with its ways, and for TensorFlow the `threads` argument of `gradlab.setup`.
+SETTINGS: dict[str, tuple[str, str | None]] = {
     "tensorflow-auto": ("benchmarks.tensorflow_ways", "auto"),
     "tensorflow-default": ("benchmarks.tensorflow_ways", "tensorflow"),
     "torch": ("benchmarks.torch_ways", None),
     "torch-one-thread": ("benchmarks.torch_ways", None),
     "jax": ("benchmarks.jax_ways", None),
 }
+ONE_PER_FRAMEWORK = ("tensorflow-auto", "torch", "jax")
 
 
-def batch(network, examples: int) -> tuple[np.ndarray, np.ndarray]:
-    """Random images and classes: what is timed does not depend on what they show."""
-    rng = np.random.default_rng(0)
-    x = rng.random([examples, *network.input_shape], np.float32)
-    return x, rng.integers(0, 10, examples).astype(np.int32)
+def set_up(setting: str) -> None:
+    """Configures the threads of this process.
 
+    Args:
+        setting: a key of `SETTINGS`.
 
-def main() -> None:
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever a framework prints must not be taken for an answer
-    module, threads = SETTINGS[sys.argv[1]]
+    Raises:
+        ImportError: the framework is not installed.
+    """
+    threads = SETTINGS[setting][1]
     if threads is not None:
         import gradlab
 
         gradlab.setup(threads=threads)
+    if setting == "torch-one-thread":
+        importlib.import_module("torch").set_num_threads(1)
+
+
+class Timer:
+    """Times ways, and keeps those of the last network compiled.
+
+    Args:
+        ways: for each name, a `benchmarks.networks.Way`.
+    """
+
+    def __init__(self, ways: dict):
+        self._ways = ways
+        self._network: str | None = None
+        self._runs: dict[tuple, Run] = {}
+
+    def seconds(self, way: str, network: str, k: int, b: int, updates: int, warm: int) -> float:
+        """Times updates.
+
+        Args:
+            way: the name of the way.
+            network: the name of the network.
+            k: the micro-batches per update.
+            b: the examples per micro-batch.
+            updates: the number of updates to time.
+            warm: the number of updates to make before the first time that this way is timed with this k and b.
+
+        Returns:
+            The seconds that the updates took.
+        """
+        if network != self._network:
+            self._network, self._runs = network, {}
+        key = way, k, b
+        if key not in self._runs:
+            from benchmarks import networks
+
+            built = networks.build(network)
+            self._runs[key] = self._ways[way](built, k, b, *networks.batch(built, k * b))
+            self._runs[key](warm)  # traces, compiles, allocates
+        began = time.perf_counter()
+        measured = self._runs[key](updates)
+        return measured if isinstance(measured, float) else time.perf_counter() - began
+
+
+def main() -> None:
+    """Answers requests until stdin ends."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # keeps whatever a framework prints apart from the answers
+    setting = sys.argv[1]
     try:
-        loaded = importlib.import_module(module)
-        ways = loaded.WAYS | getattr(loaded, "TRAININGS", {})
+        set_up(setting)
+        module = importlib.import_module(SETTINGS[setting][0])
     except ImportError as error:
         print(json.dumps({"missing": error.name}), file=answers)
         return
-    if sys.argv[1] == "torch-one-thread":
-        importlib.import_module("torch").set_num_threads(1)
-    from benchmarks import networks
-
-    print(json.dumps({"ways": list(loaded.WAYS)}), file=answers)
-    kept: tuple = (None, {})  # the ways of one network: those of the last are forgotten
+    print(json.dumps({"ways": list(module.WAYS)}), file=answers)
+    timer = Timer(module.WAYS | getattr(module, "TRAININGS", {}))
     for line in sys.stdin:
-        wanted = json.loads(line)
-        if kept[0] != wanted["network"]:
-            kept = wanted["network"], {}
-        key = wanted["way"], wanted["k"], wanted["b"]
         try:
-            if key not in kept[1]:
-                network = networks.build(wanted["network"])
-                kept[1][key] = ways[wanted["way"]](network, *key[1:], *batch(network, wanted["k"] * wanted["b"]))
-                kept[1][key](wanted["warm"])  # traces, compiles, allocates
-            began = time.perf_counter()
-            told = kept[1][key](wanted["updates"])
-            seconds = told if isinstance(told, float) else time.perf_counter() - began
-            print(json.dumps({"seconds": seconds}), file=answers)
+            answer: dict = {"seconds": timer.seconds(**json.loads(line))}
         except Exception as error:
-            print(json.dumps({"error": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}), file=answers)
+            first_line = str(error).partition("\n")[0]
+            answer = {"error": f"{type(error).__name__}: {first_line[:200]}"}
+        print(json.dumps(answer), file=answers)
 
 
 if __name__ == "__main__":
