@@ -37,9 +37,9 @@ class Sums(NamedTuple):
         gradients: for each variable the sum of share * gradient, or None if no loss depends on the variable.
         weight: the sum of the weights, a scalar.
         skipped: the number of micro-batches left out because they were not finite, an integer scalar.
-        losses: the loss of each micro-batch, shape (micro-batches, *loss_shape).
+        losses: the loss of each micro-batch, shape `(micro-batches, *loss_shape)`.
         weights: the weight of each micro-batch, 0 if it was left out, shape (micro-batches,).
-        records: what `record` returned for each micro-batch, shape (micro-batches, *loss_shape), or None.
+        records: what `record` returned for each micro-batch, shape `(micro-batches, *loss_shape)`, or None.
         state: the state that the last micro-batch returned.
     """
 

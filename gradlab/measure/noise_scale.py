@@ -60,7 +60,7 @@ def gradient_noise_scale(
 ) -> NoiseScale:
     """Estimate the gradient noise scale from the norms of gradients that accumulation computes anyway.
 
-    The squared norm of a mean gradient over n examples is, on average, the squared norm |G|^2 of the true gradient plus
+    The squared norm of a mean gradient over n examples is, on average, the squared norm `|G|^2` of the true gradient plus
     variance / n. Two batch sizes, that of a micro-batch and that of a window of N examples, give two equations with two
     unknowns::
 

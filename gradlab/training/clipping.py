@@ -11,7 +11,7 @@ from gradlab import _checks
 def clip_adaptively(
     gradients: Sequence, variables: Sequence, clipping: float = 0.01, eps: float = 1e-3, scale: Any = 1.0
 ) -> list:
-    """Scales down gradients that are large compared to the weights: |gradient| <= clipping * max(|weights|, eps).
+    """Scales down gradients that are large compared to the weights: `|gradient| <= clipping * max(|weights|, eps)`.
 
     The rule applies to each unit on its own. A unit is all the weights of one output of a layer: a column of a dense
     kernel, a filter of a convolution, a whole bias or scale. Clip the mean over the window, once per update; clipping

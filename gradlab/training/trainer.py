@@ -158,7 +158,7 @@ class Trainer:
             verbose: whether to show a progress bar.
 
         Returns:
-            The `Step`s of this call.
+            The steps of this call: a list of `Step`.
 
         Raises:
             ValueError: an argument out of range, a dataset without examples, or checkpoints of a different model.

@@ -189,7 +189,7 @@ class AccumulationLab:
         return pins.code(self.experiment)
 
     def to_dict(self) -> dict[str, Any]:
-        """The lab as a preset: AccumulationLab(**lab.to_dict()) starts with the present values."""
+        """The lab as a preset: `AccumulationLab(**lab.to_dict())` starts with the present values."""
         panel = self._session.panel
         values = {name: value for name, value in asdict(self.experiment).items() if value is not None}
         values |= {"seeds": len(self.experiment.seed_numbers), "seed": self._seed}
