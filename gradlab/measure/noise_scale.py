@@ -60,9 +60,9 @@ def gradient_noise_scale(
 ) -> NoiseScale:
     """Estimate the gradient noise scale from the norms of gradients that accumulation computes anyway.
 
-    The squared norm of a mean gradient over n examples is, on average, the squared norm `|G|^2` of the true gradient plus
-    variance / n. Two batch sizes, that of a micro-batch and that of a window of N examples, give two equations with two
-    unknowns::
+    The squared norm of a mean gradient over n examples is, on average, the squared norm `|G|^2` of the true gradient
+    plus variance / n. Two batch sizes, that of a micro-batch and that of a window of N examples, give two equations
+    with two unknowns::
 
         A = mean of the micro-batches' squared norms   (weighted by their examples)   ->  |G|^2 + k variance / N
         W = squared norm of the window's mean                                         ->  |G|^2 +   variance / N
