@@ -39,6 +39,7 @@ autodoc_typehints_format = "short"
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 python_maximum_signature_line_length = 88
+highlight_language = "none"  # a block without a language is a shell command or a formula
 default_role = "py:obj"  # `name` in a docstring links to that name if it is documented
 
 html_theme = "furo"
