@@ -9,11 +9,11 @@ collect_ignore_glob = ["*_worker.py"]  # programs that tests start in processes 
 
 @pytest.fixture
 def float64():
-    keras.utils.clear_session()  # forgets the policy that layers were last made with
+    keras.utils.clear_session(free_memory=False)  # forgets the policy that layers were last made with
     keras.config.set_floatx("float64")
     yield
     keras.config.set_floatx("float32")
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
 
 
 @pytest.fixture(scope="session")

@@ -213,7 +213,7 @@ def test_steps_per_execution(float64):
 def mixed_float16():
     keras.config.set_dtype_policy("mixed_float16")
     yield
-    keras.utils.clear_session()  # forgets the policy
+    keras.utils.clear_session(free_memory=False)  # forgets the policy
 
 
 def scaled_fit(wrap, scale):
