@@ -1,3 +1,4 @@
+from . import accumulator as accumulator
 from . import cluster as cluster
 from . import static_graph as static_graph
 from . import window as window

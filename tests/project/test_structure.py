@@ -206,7 +206,8 @@ def test_a_planted_use_of_private_parts_is_found(text, used):
 
 
 def test_private_names_of_the_package_may_be_used():
-    clean = "class C:\n    _x = 1\n    def f(self, other):\n        self._y = other._x\n        return other.__class__, os._exit"
+    clean = "class C:\n    _x = 1\n    def f(self, other):\n        self._y = other._x\n"
+    clean += "        return other.__class__, os._exit"
     assert structure.foreign_private_names(package(a=clean), PRIVATE_PACKAGES, PRIVATE_NAMES) == []
 
 
