@@ -1,6 +1,10 @@
 """The third table: how time and memory grow with k, with the parameters, with the towers and with the workers.
 
-python -m benchmarks.growth k      (prints the rows of one part as JSON)
+To measure one part and print its rows as JSON:
+
+    python -m benchmarks.growth k
+
+Like the other parts of one process, "k" is measured in a process of its own.
 """
 
 import argparse
@@ -31,7 +35,6 @@ import time, gradlab
 gradlab.setup()
 strategy = gradlab.cluster.strategy()
 import keras, numpy as np
-from benchmarks.speed import digits
 from gradlab.measure.memory import MEBIBYTE, PeakMemory
 peak = PeakMemory()
 with strategy.scope():

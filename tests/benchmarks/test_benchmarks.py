@@ -80,9 +80,13 @@ def test_quick_run_measures_every_way_and_writes_no_file(capsys):
 
 
 @pytest.mark.slow
-def test_memory_and_growth_are_measured():
+def test_memory_is_measured():
     assert memory.growth("tensorflow-auto", "gradlab", "dense", 2, 4) > 1
     assert memory.growth("tensorflow-auto", "no such way", "dense", 2, 4) is None
+
+
+@pytest.mark.slow
+def test_workers_are_measured():
     assert min(growth.workers(2)) > 0
 
 
