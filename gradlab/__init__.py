@@ -21,10 +21,12 @@ def __getattr__(name: str):
         try:
             value = _load(name)
         except ModuleNotFoundError as error:
-            if (error.name or "").startswith("gradlab"):
+            missing = (error.name or "").partition(".")[0]
+            if missing in ("", "gradlab", "tensorflow", "keras", "numpy"):  # no extra brings these
                 raise
             raise ModuleNotFoundError(
-                f'gradlab.{name} needs the extra "lab": pip install "gradlab[lab]". Received: no module {error.name}',
+                f'gradlab.{name} needs the extra "lab": pip install "gradlab[lab]". '
+                f"Received: no module named {missing}",
                 name=error.name,
             ) from error
     globals()[name] = value  # the next use finds it without coming here
