@@ -27,7 +27,10 @@ TRAINING = ("run", "sweep", "reproduce")  # the commands that cache what is fini
 
 # The packages of each extra. A command that needs one of them names the extra.
 EXTRAS = {
-    "lab": ("IPython", "PIL", "ipywidgets", "jupyterlab", "matplotlib", "packaging", "pandas", "tomli", "tqdm"),
+    "lab": (
+        *("IPython", "PIL", "ipywidgets", "jupyter_client", "jupyter_core", "jupyterlab", "matplotlib", "packaging"),
+        *("pandas", "tomli", "tqdm"),
+    ),
     "cluster": ("distributed",),
 }
 
@@ -164,6 +167,8 @@ def _train(chosen: argparse.Namespace, experiments: Callable[[], list]) -> list:
     if chosen.dask and chosen.processes != 1:
         raise ValueError("give --processes or --dask. Received: both")
     _checks.positive_integer("processes", chosen.processes)
+    if chosen.dask:
+        importlib.import_module("distributed")  # if it is missing, fail before TensorFlow starts
     _make_folder("--cache", chosen.cache)
     made = experiments()
     towers = max(experiment.towers for experiment in made)
