@@ -1,4 +1,4 @@
-"""GradientAccumulator: eager, compiled and in a static graph."""
+"""GradientAccumulator: eagerly, in a tf.function and in a static graph."""
 
 import keras
 import numpy as np
@@ -7,7 +7,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradlab import GradientAccumulator, runtime
+from gradlab import GradientAccumulator, static_graph
 
 
 def variable(name="w", shape=(2,), dtype="float32"):
@@ -44,7 +44,7 @@ def test_in_a_function():
             accumulator.add([gradients[i]], weights[i])
         return accumulator.mean()[0]
 
-    for _ in range(2):  # the second window does not remember the first
+    for _ in range(2):  # the second window contains nothing of the first
         assert window(tf.constant([[1.0, 2.0], [4.0, 8.0]]), tf.constant([2.0, 1.0])).numpy().tolist() == [2, 4]
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"mean\(\) needs gradients: none .* for w"):
         window(tf.zeros([0, 2]), tf.zeros([0]))
@@ -56,7 +56,7 @@ def test_in_a_static_graph():
         accumulator = GradientAccumulator([w])
         gradient, weight = tf.compat.v1.placeholder("float32", [2]), tf.compat.v1.placeholder("float32", [])
         zero, add, mean = accumulator.zero(), accumulator.add([gradient], weight), accumulator.mean()
-        with runtime.session(graph) as session:
+        with static_graph.session(graph) as session:
             session.run(tf.compat.v1.global_variables_initializer())
             with pytest.raises(tf.errors.InvalidArgumentError, match=r"mean\(\) needs gradients: none .* for w"):
                 session.run(mean)
@@ -69,7 +69,7 @@ def test_in_a_static_graph():
 
 
 def test_sparse_gradients_are_added_in_place():
-    """Rows are scattered into the sum: no operation makes a dense tensor of a sparse gradient."""
+    """Rows are scattered into the sum: no operation converts a sparse gradient to a dense tensor."""
     table = variable("table", (4, 1))
     accumulator = GradientAccumulator([table])
 
@@ -85,8 +85,8 @@ def test_sparse_gradients_are_added_in_place():
     assert not kinds & {"UnsortedSegmentSum", "ScatterNd", "TensorScatterAdd"}
 
 
-def test_half_precision_is_added_up_in_float32():
-    """bfloat16 has 8 bits: from 256 on, adding 1 changes nothing. float32 accumulators count on."""
+def test_half_precision_is_summed_in_float32():
+    """bfloat16 has 8 bits: from 256 on, adding 1 has no effect. A float32 accumulator stays exact."""
     ones = [tf.constant(1.0, "bfloat16")] * 1000
     means = {}
     for dtype in (None, "bfloat16"):
@@ -99,7 +99,7 @@ def test_half_precision_is_added_up_in_float32():
     assert float(means["bfloat16"]) < 0.5
 
 
-def test_a_variable_that_no_gradient_reaches_has_no_mean():
+def test_a_variable_without_any_gradient_has_no_mean():
     accumulator = GradientAccumulator([variable("w"), variable("unused")])
     accumulator.add([tf.constant([1.0, 1.0]), None], weight=1)
     accumulator.add([None, None], weight=3)  # None counts as zero
@@ -117,7 +117,7 @@ def test_keras_variables_and_optimizers():
     assert layer.get_weights()[0].ravel().tolist() == [-0.5, -1]
 
 
-def test_bad_input_gets_one_sentence():
+def test_invalid_input_raises_an_error_with_the_rule_and_the_value():
     accumulator = GradientAccumulator([variable("w"), variable("b")])
     good = tf.ones([2])
     for gradients, weight, sentence in [
@@ -130,7 +130,7 @@ def test_bad_input_gets_one_sentence():
     ]:
         with pytest.raises(ValueError, match=sentence):
             accumulator.add(gradients, weight)
-    assert float(accumulator.weight) == 0  # nothing bad was half added
+    assert float(accumulator.weight) == 0  # nothing was added, not even partly
     with pytest.raises(ValueError, match=r"mean\(\) needs gradients: none .* were added since zero\(\) for w, b"):
         accumulator.mean()
     accumulator.add([good, good])

@@ -1,4 +1,4 @@
-"""average_gradients: the mean over towers, in every kind of gradient."""
+"""average_gradients: the mean over towers, for dense, sparse, missing and half-precision gradients."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ def variable(name="w", shape=(2,), dtype="float32"):
 
 
 @given(towers=st.integers(1, 6), weighted=st.booleans(), seed=st.integers(0, 2**16))
-def test_it_is_numpy_s_average(towers, weighted, seed):
+def test_it_equals_the_average_of_numpy(towers, weighted, seed):
     generator = np.random.default_rng(seed)
     gradients = generator.normal(size=(towers, 3, 2))
     weights = generator.uniform(0.1, 5, towers) if weighted else None
@@ -94,6 +94,6 @@ G = tf.ones([2])
         ([[(G, W)], [(G, W)]], [1, float("nan")], r"finite, .* Received: \[1, nan\]"),
     ],
 )
-def test_bad_input_gets_one_sentence(towers, weights, sentence):
+def test_invalid_input_raises_an_error_with_the_rule_and_the_value(towers, weights, sentence):
     with pytest.raises(ValueError, match=sentence):
         average_gradients(towers, weights)

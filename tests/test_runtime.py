@@ -1,4 +1,4 @@
-"""setup(): in fresh processes, since it configures TensorFlow once."""
+"""gradlab.setup, in fresh processes, because it configures a process only once."""
 
 import os
 import subprocess
@@ -11,22 +11,14 @@ from gradlab import runtime
 
 
 def python(program: str, **environment) -> subprocess.CompletedProcess:
-    """Runs a program in a fresh interpreter, away from the checkout."""
+    """Run a program in a fresh interpreter, outside of the checkout."""
     variables = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"} | environment
     return subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=variables, cwd="/", timeout=120
+        [sys.executable, "-c", program], capture_output=True, text=True, env=variables, cwd="/", check=False
     )
 
 
-def test_importing_gradlab_imports_no_tensorflow():
-    done = python(
-        "import sys, gradlab; dir(gradlab); print([m for m in sys.modules if m in ('tensorflow', 'keras', "
-        "'numpy', 'matplotlib', 'ipywidgets')])"
-    )
-    assert done.stdout == "[]\n", done.stderr
-
-
-def test_setup_says_what_it_chose_and_starts_quietly():
+def test_setup_prints_the_configuration_and_starts_quietly():
     done = python(
         "import gradlab\n"
         "chosen = gradlab.setup(towers=3, threads=2, seed=1)\n"
@@ -41,21 +33,21 @@ def test_setup_says_what_it_chose_and_starts_quietly():
     sentence = "gradlab: 3 towers (CPU:0, CPU:1, CPU:2), operations at once: 2, seed 1"
     assert done.stdout.splitlines() == [
         sentence,
-        sentence,  # a cell that is run again shows the same
+        sentence,  # a notebook cell that is run again shows the same output
         "('/device:CPU:0', '/device:CPU:1', '/device:CPU:2')",
     ]
     assert done.stderr == ""
 
 
-def test_onednn_keeps_its_primitives_unless_told_otherwise():
-    """Read by TensorFlow at its first convolution; that it then is quicker is what the speed guard sees."""
+def test_onednn_keeps_its_primitives_unless_configured_otherwise():
+    """TensorFlow reads this variable at its first convolution. The benchmark's guard watches the effect on speed."""
     name = "TF_MKL_OPTIMIZE_PRIMITIVE_MEMUSE"
     program = f"import os, gradlab; gradlab.setup(); print(os.environ['{name}'])"
     assert python(program).stdout.splitlines()[-1] == "false"
     assert python(program, **{name: "true"}).stdout.splitlines()[-1] == "true"
 
 
-def test_names_imported_before_setup_start_quietly_too():
+def test_names_that_are_imported_before_setup_start_quietly_too():
     done = python(
         "from gradlab import GradientAccumulator, average_gradients, setup; setup()", CUDA_VISIBLE_DEVICES="-1"
     )
@@ -64,17 +56,17 @@ def test_names_imported_before_setup_start_quietly_too():
     assert done.stderr == ""
 
 
-def test_what_is_not_noise_still_reaches_stderr(capfd):
+def test_other_messages_still_reach_stderr(capfd):
     with runtime.without_startup_noise():
-        os.write(2, b"I0000 00:00:17 1 port.cc:1] a remark\nsomething to know\n")
-    assert capfd.readouterr().err == "something to know\n"
+        os.write(2, b"I0000 00:00:17 1 port.cc:1] a remark\nan important line\n")
+    assert capfd.readouterr().err == "an important line\n"
     with pytest.raises(KeyError), runtime.without_startup_noise():
         os.write(2, b"E0000 00:00:17 1 port.cc:1] an error\n")
         raise KeyError
     assert "an error" in capfd.readouterr().err
 
 
-def test_setup_after_tensorflow_started_says_what_to_do():
+def test_setup_after_the_start_of_tensorflow_raises_an_error_that_says_what_to_do():
     done = python("import tensorflow as tf; tf.zeros(1); import gradlab; gradlab.setup(towers=2)")
     assert done.returncode == 1
     assert "RuntimeError: gradlab.setup must run before TensorFlow starts its devices" in done.stderr
@@ -82,7 +74,9 @@ def test_setup_after_tensorflow_started_says_what_to_do():
 
 
 def test_a_second_setup_with_other_values_is_refused():
-    with pytest.raises(RuntimeError, match=r"ran with \(towers=3, .*\): restart the kernel .*\(towers=2, "):
+    with pytest.raises(
+        RuntimeError, match=r"only once, and already ran with \(towers=3, .*\): restart the kernel .*\(towers=2, "
+    ):
         gradlab.setup(towers=2, seed=0)
 
 
@@ -97,7 +91,7 @@ def test_a_second_setup_with_other_values_is_refused():
         (dict(seed="x"), "seed must be an integer of 0 or more. Received: 'x'"),
     ],
 )
-def test_bad_arguments_get_one_sentence(arguments, sentence):
+def test_invalid_arguments_raise_an_error_with_the_rule_and_the_value(arguments, sentence):
     with pytest.raises(ValueError, match=sentence):
         gradlab.setup(**arguments)
 
@@ -116,14 +110,8 @@ def test_the_same_seed_gives_the_same_bits_in_another_process():
         assert first.stdout == second.stdout
 
 
-def test_public_names_are_listed_and_unknown_ones_refused():
-    assert set(gradlab.__all__) <= set(dir(gradlab))
-    with pytest.raises(AttributeError, match="gradlab has setup, .* Received: 'Accumulator'"):
-        _ = gradlab.Accumulator
-
-
 @pytest.mark.gpu
-def test_towers_are_on_gpus_where_there_are_any():
+def test_towers_are_on_gpus_if_there_are_any():
     import tensorflow as tf
 
     gpus = len(tf.config.list_physical_devices("GPU"))

@@ -1,4 +1,4 @@
-"""The three classic static graphs: their names, devices and variables, and that they wait for the update."""
+"""The three classic static graphs: their names, devices, variables and updates."""
 
 import functools
 
@@ -7,7 +7,7 @@ import pytest
 import reference
 import tensorflow as tf
 
-from gradlab import runtime, static_graph
+from gradlab import static_graph
 from gradlab.lab.experiments import models, optimizers
 
 v1 = tf.compat.v1
@@ -35,7 +35,7 @@ def built(request):
 
 
 def ancestors(operation) -> set:
-    """Everything that must run before an operation."""
+    """All operations that must run before an operation."""
     found, left = set(), [operation]
     while left:
         for before in [tensor.op for tensor in left[0].inputs] + left[0].control_inputs:
@@ -46,13 +46,13 @@ def ancestors(operation) -> set:
     return found
 
 
-def test_every_tower_has_its_scope_and_its_device(built):
+def test_every_tower_has_a_scope_and_a_device(built):
     for i, tower in enumerate(built.towers):
         assert (tower.name, tower.device) == (f"tower_{i}", f"/device:CPU:{i}")
         operations = [op for op in built.graph.get_operations() if op.name.startswith(f"{tower.name}/")]
         assert len(operations) > 200
         for operation in operations:
-            # Reading a variable happens where the variable lives; TensorFlow leaves the place to the variable.
+            # A variable is read on its own device, so TensorFlow assigns none to the operation that reads it.
             expected = "" if operation.type == "ReadVariableOp" else tower.device
             assert operation.device == expected, operation.name
         assert any("/gradients/" in operation.name for operation in operations)
@@ -84,14 +84,14 @@ def test_variables_are_shared_not_copied(built):
         everything = v1.global_variables()
     handles = [operation for operation in built.graph.get_operations() if operation.type == "VarHandleOp"]
     assert {handle.device for handle in handles} == {"/device:CPU:0"}
-    # Adam: two slots a variable and two powers; the step; accumulators: one sum a variable and the weight.
+    # Each variable with two slots of Adam; two powers; the step. Accumulators: a sum per variable, and the weight.
     expected = 10 * 3 + 2 + 1 + (11 if isinstance(built, static_graph.VariableGraph) else 0)
     assert len(everything) == len(handles) == expected
     for tower in built.towers:
         assert [variable for _, variable in tower.gradients] == built.variables
 
 
-def test_no_gradient_is_applied_before_the_last_tower_has_delivered(built):
+def test_no_gradient_is_applied_before_the_last_tower_has_computed_its_own(built):
     for gradient, _ in built.average:
         before = ancestors(gradient.op)
         assert all(any(op.name.startswith(f"{tower.name}/") for op in before) for tower in built.towers)
@@ -100,8 +100,8 @@ def test_no_gradient_is_applied_before_the_last_tower_has_delivered(built):
     assert len(applying) == 10 * updates
 
 
-def test_the_last_tower_s_summary_is_kept(built):
-    with runtime.session(built.graph) as session:
+def test_the_summary_of_the_last_tower_is_kept(built):
+    with static_graph.session(built.graph) as session:
         session.run(built.init_op)
         feed = built.inputs.feed(np.zeros((3, 28, 28, 1)), [1, 2, 3])
         summary = v1.Summary.FromString(session.run(built.summary, feed))
@@ -109,7 +109,7 @@ def test_the_last_tower_s_summary_is_kept(built):
     assert summary.value[0].simple_value == pytest.approx(np.log(10))
 
 
-def test_between_two_updates_no_weight_changes_by_a_single_bit():
+def test_weights_do_not_change_by_a_single_bit_between_updates():
     generator = np.random.default_rng(0)
     x, labels = generator.random((6, 28, 28, 1), np.float32), generator.integers(0, 10, 6)
     start = models.lenet().initial_weights(0)
@@ -117,7 +117,7 @@ def test_between_two_updates_no_weight_changes_by_a_single_bit():
         built = lenet_graph(builder)
         feed = built.inputs.feed(x, labels)
         rate = {built.inputs.learning_rate: 1e-3}
-        with runtime.session(built.graph) as session:
+        with static_graph.session(built.graph) as session:
             session.run(built.init_op)
             for variable in built.variables:
                 session.run(variable.initializer, {variable.initializer.inputs[1]: start[variable.name[:-2]]})
@@ -140,7 +140,7 @@ def test_between_two_updates_no_weight_changes_by_a_single_bit():
                 assert session.run(built.global_step) == update
 
 
-# ---- gradients of every kind, through each graph, over one tower and over two unequal ones ----
+# ---- gradients of every kind through each graph, with one tower and with several unequal ones ----
 
 
 def mixed_loss(dtype):
@@ -156,20 +156,20 @@ def mixed_loss(dtype):
 
 
 def apply_once(builder, towers, dtype, features, labels):
-    """The variables after one update of plain gradient descent, rate 1, in two runs where the graph can."""
+    """The variables after one step of gradient descent with the rate 1, from two micro-batches if the graph can."""
     built = builder(mixed_loss(dtype), v1.train.GradientDescentOptimizer, (), towers=towers, dtype=dtype)
     kinds = {variable.name: type(gradient) for gradient, variable in built.towers[0].gradients}
     assert kinds["table:0"] is tf.IndexedSlices and kinds["unused:0"] is type(None)
     rate = {built.inputs.learning_rate: 1.0}
     feeds = [built.inputs.feed(features[rows], labels[rows]) for rows in (slice(0, 5), slice(5, None))]
-    with runtime.session(built.graph) as session:
+    with static_graph.session(built.graph) as session:
         session.run(built.init_op)
         if builder is static_graph.tower_graph:
             session.run(built.train_op, built.inputs.feed(features, labels) | rate)
         elif builder is static_graph.placeholder_graph:
             runs = [session.run([built.gradients, built.weight], feed) for feed in feeds]
             means = static_graph.average_on_host([g for g, _ in runs], [w for _, w in runs])
-            assert all(isinstance(mean, np.ndarray | np.generic) for mean in means)  # on the host, really
+            assert all(isinstance(mean, np.ndarray | np.generic) for mean in means)  # they are on the host
             session.run(built.train_op, dict(zip(built.gradient_placeholders, means)) | rate)
         else:
             session.run(built.zero_ops)
@@ -204,9 +204,9 @@ def test_half_precision_variables_have_float32_accumulators_and_placeholders():
 
 
 def test_fewer_examples_than_towers():
-    """Towers without an example of their own count for nothing."""
+    """Towers without an example of their own have the weight 0."""
     built = lenet_graph(static_graph.tower_graph)
-    with runtime.session(built.graph) as session:
+    with static_graph.session(built.graph) as session:
         session.run(built.init_op)
         feed = built.inputs.feed(np.ones((1, 28, 28, 1)), [3])
         weights, gradients = session.run([[t.weight for t in built.towers], [g for g, _ in built.average]], feed)
@@ -214,7 +214,7 @@ def test_fewer_examples_than_towers():
     assert all(np.isfinite(gradient).all() for gradient in gradients)
 
 
-def test_bad_losses_get_one_sentence():
+def test_invalid_losses_raise_an_error_with_the_rule_and_the_value():
     descent = v1.train.GradientDescentOptimizer
 
     def without_variables(features, labels, dropout_seed):
@@ -232,7 +232,7 @@ def test_bad_losses_get_one_sentence():
             builder(mixed_loss("float32"), descent, (), towers=4)
 
 
-def test_averaging_nothing_on_the_host_is_refused():
+def test_an_average_of_nothing_on_the_host_is_refused():
     with pytest.raises(ValueError, match=r"gradients with a weight above 0. Received: 0 micro-batches of weights \[\]"):
         static_graph.average_on_host([], [])
     with pytest.raises(ValueError, match=r"Received: 1 micro-batches of weights \[0\]"):
@@ -240,7 +240,7 @@ def test_averaging_nothing_on_the_host_is_refused():
 
 
 def test_the_mean_gradient_is_that_of_the_reference():
-    """Three towers with 4, 4 and 3 examples, against gradients written by hand."""
+    """Three towers with 3, 4 and 4 examples, against gradients written by hand."""
     start, (x, labels) = reference.initial_weights(), reference.batch(11)
 
     def loss(features, labels, dropout_seed):
@@ -250,7 +250,7 @@ def test_the_mean_gradient_is_that_of_the_reference():
         return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
 
     built = static_graph.tower_graph(loss, v1.train.GradientDescentOptimizer, (4,), towers=3, dtype="float64")
-    with runtime.session(built.graph) as session:
+    with static_graph.session(built.graph) as session:
         session.run(built.init_op)
         weights, found = session.run(
             [[t.weight for t in built.towers], [g for g, _ in built.average]], built.inputs.feed(x, labels)

@@ -1,9 +1,11 @@
-"""What a worker of the cluster tests runs, and the one process to compare with: python cluster_worker.py MODE OUT"""
+"""The program of a worker in the cluster tests, and of the single process to compare with.
+
+Usage: python cluster_worker.py MODE OUT, where MODE is "step", "fit", "wait" or "keras".
+"""
 
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import gradlab
@@ -21,6 +23,19 @@ worker = resolver.task_id if resolver is not None else None
 x = np.random.default_rng(0).normal(size=(37, 4)).astype("float32")
 y = np.argmax(x[:, :3], axis=1)
 
+functions = []  # the functions with a fixed signature that the Trainer compiles, to look at their graphs
+make_function = tf.function
+
+
+def remember(*arguments, **options):
+    made = make_function(*arguments, **options)
+    if "input_signature" in options:
+        functions.append(made)
+    return made
+
+
+tf.function = remember
+
 
 def model(dropout):
     keras.utils.set_random_seed(0)
@@ -28,8 +43,15 @@ def model(dropout):
     return keras.Sequential(layers)
 
 
+def collectives(function) -> list[str]:
+    """The types of all collective operations in the graph of a function, those of the functions it calls included."""
+    definition = function.get_concrete_function().graph.as_graph_def()
+    nodes = [*definition.node, *(node for called in definition.library.function for node in called.node_def)]
+    return sorted(node.op for node in nodes if "Collective" in node.op and "Group" not in node.op)
+
+
 with strategy.scope():
-    network = model([keras.layers.Dropout(0.5)] if mode == "fit" else [])
+    network = model([keras.layers.Dropout(0.5)] if mode in ("fit", "wait") else [])
     optimizer = keras.optimizers.AdamW(0.0625, weight_decay=0.125, global_clipnorm=0.25)
 entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 trainer = gradlab.Trainer(network, optimizer, entropy, 3, strategy)
@@ -45,11 +67,7 @@ elif mode == "step":  # uneven shards: 9 and 28 examples, 10 and 27, ...
         mine = slice(None) if worker is None else slice(0, cut) if worker == 0 else slice(cut, None)
         step = trainer.step(x[mine], y[mine])
         print(f"update {step.update}: loss {step.loss:.5f}, {len(step.losses)} micro-batches")
-    graph = trainer._compiled.get_concrete_function().graph
-    operations = [op.type for op in graph.get_operations()]
-    for function in graph._functions.values():
-        operations += [node.op for node in function.cached_definition.node_def]
-    print("collectives:", sorted(kind for kind in operations if "Collective" in kind and "Group" not in kind))
+    print("collectives:", [found for function in functions if (found := collectives(function))])
 else:
     data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(37, seed=3).batch(13)
 
@@ -57,11 +75,13 @@ else:
         if (out / "die").exists() and worker == 1 and step.update == 5:
             (out / "die").unlink()
             os.kill(os.getpid(), signal.SIGKILL)  # in the middle of the second epoch, two updates after a checkpoint
-        if mode == "slow":
+        if mode == "wait":
             (out / f"pid{worker}").write_text(str(os.getpid()))
-            time.sleep(0.5)
+            signal.pause()  # until the test ends this process
 
-    steps = trainer.fit(data, 8, out / "checkpoints", 3, on_update, verbose=False)
+    steps = trainer.fit(
+        data, 8, checkpoint_dir=out / "checkpoints", checkpoint_every=3, on_update=on_update, verbose=False
+    )
     print("updates:", [step.update for step in steps])
 
 if not worker:
