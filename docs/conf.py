@@ -13,6 +13,8 @@ import re
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
 from pygments.lexers.special import TextLexer
+from sphinx.domains.python import PyClasslike
+from sphinx.ext.napoleon.docstring import GoogleDocstring
 
 import gradlab
 
@@ -98,8 +100,17 @@ def rewrite_links(app, docname: str, content: list[str]) -> None:
         content[0] = LINK.sub(new, content[0])
 
 
+def whole_docstring(docstring: GoogleDocstring) -> tuple[str, list[str]]:
+    """The docstring of a property as ("", its lines). Napoleon would read the part before a colon as a type."""
+    return "", GoogleDocstring(docstring._consume_to_end(), docstring._config).lines()
+
+
 def setup(app) -> None:
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     copy_pages()
     app.add_lexer("mermaid", TextLexer)
+    for field in PyClasslike.doc_field_types:
+        if field.name == "variable":
+            field.label = "Attributes"  # Sphinx calls them variables
     app.connect("source-read", rewrite_links)
+    GoogleDocstring._consume_inline_attribute = whole_docstring

@@ -1,9 +1,6 @@
-"""README: short, true, and its code runs."""
+"""README is short, and its links lead to something."""
 
-import os
 import re
-import subprocess
-import sys
 
 from markdown_pages import broken_links, links, python_blocks
 from paths import ROOT
@@ -34,20 +31,10 @@ def test_every_row_of_the_comparison_links_to_a_test_of_gradlab():
     assert all(re.match(r"\| [^|]+ \| \[yes\]\(tests/[\w/]+\.py#test_\w+\) \|", row) for row in rows)
 
 
-def test_python_runs_as_pasted(tmp_path):
+def test_it_has_one_block_of_python():
+    """test_docs.py runs it, together with the Python of the pages in docs/."""
     [block] = python_blocks(TEXT)
-    environment = {**os.environ, "GRADLAB_CACHE": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", block],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("8/8") >= 3  # three epochs of eight updates, as its comment says
+    assert len([line for line in block.splitlines() if line and not line.startswith("import ")]) <= 10
 
 
 def test_the_commands_and_the_first_names_are_there():
