@@ -78,7 +78,7 @@ def draw_accuracy(axes: Axes, series: Sequence[tuple], against: str) -> list[str
         axes.plot(x, mean, label=label, markersize=4, markevery=max(1, len(x) // 10), **style)
         axes.fill_between(x, mean - deviation, mean + deviation, color=style["color"], alpha=0.2, linewidth=0)
         ends.append(f"{label}: {mean[-1]:.1f} % after {x[-1]:.4g} {against}")
-    axes.set(xlabel=X_AXES[against], ylabel="test images recognised (%)", xlim=(0, None))
+    axes.set(xlabel=X_AXES[against], ylabel="test accuracy (%)", xlim=(0, None))
     return ends
 
 
@@ -125,7 +125,7 @@ def accuracy_table(rows: Sequence[str], series: Mapping[str, Sequence[tuple[floa
         words.append(f"{name}: " + ", ".join(f"{r} {m:.2f} ± {s:.2f} %" for r, (m, s) in zip(rows, values)))
     axes.set_yticks(range(len(rows)), labels=rows)
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xlabel("test images recognised (%), mean ± 1 standard deviation over seeds")
+    axes.set_xlabel("test accuracy (%), mean ± 1 standard deviation over seeds")
     return _finished(figure, axes, title or "Test accuracy", words)
 
 

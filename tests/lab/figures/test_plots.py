@@ -1,43 +1,14 @@
-"""The figures of results: what is drawn is what the results hold; labels, units, styles and the text alternative."""
+"""The figures of results: they draw what the results contain, with labels, units, styles and a text alternative."""
 
 import dataclasses
 import threading
 
 import numpy as np
 import pytest
+from synthetic_results import EXPERIMENT, synthetic
 
-from gradlab.lab.experiments.experiment import Experiment
-from gradlab.lab.experiments.result import Result
 from gradlab.lab.figures import plots
 from gradlab.measure import noise
-
-WAY = Experiment(model="dense", method="microbatched", updates=40, seeds=3, eval_every=10)
-
-
-def synthetic(k=4, b=20, seeds=3, updates=40, endings=None, **fields) -> Result:
-    """A result with known numbers: losses fall from 2 with noise 0.4 a micro-batch."""
-    rng = np.random.default_rng(k)
-    fall = np.linspace(2, 1, updates)[:, None]
-    losses = fall + rng.normal(0, 0.4, [seeds, updates, k])
-    accuracies = np.full([seeds, updates], np.nan)
-    accuracies[:, 9::10] = np.linspace(0.5, 0.9, updates // 10) + rng.normal(0, 0.01, [seeds, 1])
-    experiment = dataclasses.replace(
-        WAY, updates=updates, seeds=seeds, accumulation_steps=k, microbatch_size=b, **fields
-    )
-    return Result(
-        experiment=experiment,
-        seeds=tuple(range(seeds)),
-        endings=endings or ("finished",) * seeds,
-        losses=losses,
-        weights=np.full(losses.shape, float(b)),
-        gradient_norms=rng.uniform(2, 2.1, losses.shape),
-        window_gradient_norms=rng.uniform(1.4, 1.5, losses.shape[:2]),
-        accuracies=accuracies,
-        update_seconds=rng.uniform(0.9, 1.1, losses.shape[:2]) * k / 1000,
-        peak_memory_bytes=np.full(seeds, 500.0 * 2**20),
-        environments=({"seeds_together": 1},) * seeds,
-    )
-
 
 RESULTS = [synthetic(2), synthetic(8)]
 EVERY = [
@@ -74,7 +45,7 @@ def test_every_figure_has_units_a_text_and_fits(draw):
 
 
 @pytest.mark.parametrize("draw", EVERY[:6])
-def test_series_differ_by_more_than_colour(draw):
+def test_series_differ_by_more_than_color(draw):
     [axes] = draw(RESULTS).axes
     styles = [(line.get_linestyle(), line.get_marker()) for line in lines(axes).values() if line.get_label()[0] != "_"]
     assert len(styles) >= 2 and len(set(styles)) == len(styles)
@@ -126,7 +97,7 @@ def test_the_noise_scale_is_a_ratio_of_means():
     small, big = (result.gradient_norms**2).mean(axis=2), result.window_gradient_norms**2
     variance, signal = (small - big) * k * b / (k - 1), (k * big - small) / (k - 1)
     variance, signal = variance.mean(axis=0), signal.mean(axis=0)
-    assert (signal < 0).any()  # noise took some below 0: there the ratio says nothing, and nothing is drawn
+    assert (signal < 0).any()  # noise makes some negative; there the ratio has no meaning, and nothing is drawn
     np.testing.assert_allclose(lines(axes)["k = 2"].get_ydata(), np.where(signal > 0, variance / signal, np.nan))
 
 
@@ -138,7 +109,7 @@ def test_cost_shows_medians_and_memory():
     assert times.get_ylabel() == "time of an update (ms)"
     np.testing.assert_allclose(memory.get_lines()[0].get_ydata(), [500, 500])
     unreadable = [dataclasses.replace(result, peak_memory_bytes=np.full(3, np.nan)) for result in RESULTS]
-    assert plots.cost(unreadable).axes[1].texts[0].get_text() == "cannot be read here"
+    assert plots.cost(unreadable).axes[1].texts[0].get_text() == "not available on this system"
     together = [dataclasses.replace(result, environments=({"seeds_together": 3},) * 3) for result in RESULTS]
     assert plots.cost(together).axes[0].get_ylabel() == "time of an update of 3 seeds (ms)"
 
@@ -186,13 +157,17 @@ def test_a_table_of_dots():
 
 
 def test_labels_name_what_differs():
-    ways = [WAY, dataclasses.replace(WAY, learning_rate=0.1), dataclasses.replace(WAY, method="variables", towers=2)]
+    ways = [
+        EXPERIMENT,
+        dataclasses.replace(EXPERIMENT, learning_rate=0.1),
+        dataclasses.replace(EXPERIMENT, method="variables", towers=2),
+    ]
     assert plots.labels(ways) == [
         "microbatched, T = 1, learning rate = 0.001",
         "microbatched, T = 1, learning rate = 0.1",
         "variables, T = 2, learning rate = 0.001",
     ]
-    assert plots.labels([WAY]) == ["microbatched"]
+    assert plots.labels([EXPERIMENT]) == ["microbatched"]
 
 
 def test_bad_input_gets_one_sentence():
@@ -216,7 +191,7 @@ def test_threads_may_draw_and_pyplot_is_left_alone():
         except Exception as error:
             failed.append(error)
 
-    threads = [threading.Thread(target=draw) for _ in range(3)]
+    threads = [threading.Thread(target=draw) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:

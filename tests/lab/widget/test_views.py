@@ -1,14 +1,14 @@
-"""The lab's views: what they draw of a run under way, and beside which others."""
+"""The views of the lab: what they draw of the current run, of pinned runs and of earlier runs."""
 
 import dataclasses
 
 import numpy as np
 import pytest
-from test_plots import synthetic
+from synthetic_results import synthetic
 
-from gradlab.lab.figures import plots
+from gradlab.lab.figures import curves
 from gradlab.lab.figures.style import STYLES, to_png
-from gradlab.lab.widget import views
+from gradlab.lab.widget import toy, views
 from gradlab.lab.widget.views import VIEWS, Point, Shown
 
 NOW, OTHER = synthetic(4), synthetic(8)
@@ -21,12 +21,12 @@ def lines(axes):
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_every_view_has_one_size_words_and_fits(name):
+def test_every_view_has_one_size_a_description_and_fits(name):
     for shown in (EMPTY, FULL, dataclasses.replace(FULL, result=None), dataclasses.replace(FULL, against="seconds")):
-        png, words = views.picture(name, shown)
+        png, description = views.picture(name, shown)
         assert png[16:24] == (380).to_bytes(4, "big") + (290).to_bytes(4, "big")
-        assert len(words) > 10 and words.endswith(".")
-        figure = views._scene()._figure if name == "toy" else getattr(views, name)(shown)
+        assert len(description) > 10 and description.endswith(".")
+        figure = toy.Scene(views.SIZE).figure if name == "toy" else getattr(views, name)(shown)
         to_png(figure)
         for axes in figure.axes:
             box = axes.get_tightbbox(figure.canvas.get_renderer())
@@ -64,10 +64,10 @@ def test_noise_is_of_runs_with_the_same_micro_batch():
     [axes] = views.noise(shown).axes
     earlier, now, law = axes.get_lines()
     assert earlier.get_xdata() == [8] and now.get_xdata() == [4]
-    measured, predicted, alone = plots.noise_of(NOW)
-    assert now.get_ydata() == [measured]
-    np.testing.assert_allclose(law.get_ydata(), alone / np.sqrt(law.get_xdata()))
-    assert f"{predicted:.3f}" in views.noise(shown).get_label()
+    expected = curves.noise_of(NOW)
+    assert now.get_ydata() == [expected.window]
+    np.testing.assert_allclose(law.get_ydata(), expected.microbatch / np.sqrt(law.get_xdata()))
+    assert f"{expected.law:.3f}" in views.noise(shown).get_label()
 
 
 def test_cost_has_time_and_memory():

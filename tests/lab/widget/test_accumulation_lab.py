@@ -1,0 +1,232 @@
+"""The lab without a browser: runs, presets, pinned runs and exports."""
+
+import json
+import pathlib
+
+import numpy as np
+import pandas as pd
+import pytest
+from events import wait_until
+from lab_widgets import click, run_to_the_end, updates_made, widget, widgets
+
+import gradlab
+from gradlab.lab.experiments.run import run
+from gradlab.lab.widget import views
+from gradlab.lab.widget.live_run import State
+
+
+def test_a_new_lab_is_idle(make):
+    lab = make(hide=())
+    assert lab.status.startswith("idle: press Run") and lab.status in widget(lab, "status").value.replace("</b>", "")
+    assert lab.result is None and lab.state is State.IDLE and lab.narration == ""
+    assert tuple(lab.views) == views.VIEWS
+    assert all(view.png.startswith(b"\x89PNG") for view in lab.views.values())
+    with pytest.raises(RuntimeError, match=r"needs a run: call run\(\) first"):
+        lab.wait()
+
+
+def test_run_trains_to_the_end(make):
+    lab = make(hide=())
+    before = lab.views["losses"]
+    click(lab, "run")
+    assert lab.wait() is State.FINISHED
+    assert updates_made(lab) == 5 and widget(lab, "progress").value == 1
+    assert lab.result.seeds == (0, 1) and lab.result.endings == ("finished", "finished")
+    assert lab.status.startswith("finished: 2 seeds, update 5 of 5")
+    assert lab.views["losses"].png != before.png
+    assert "training loss" in lab.views["losses"].description and "nats" in lab.views["losses"].description
+    assert lab.result == run(lab.experiment)
+
+
+def test_the_page_shows_the_views_and_their_descriptions(make):
+    lab = make(hide=())
+    run_to_the_end(lab)
+    for name, view in lab.views.items():
+        assert bytes(widget(lab, f"view-{name}").value) == view.png
+        assert view.description in widget(lab, f"words-{name}").value.replace("&#x27;", "'")
+
+
+def test_stop_ends_a_run_and_keeps_its_updates(make):
+    lab = make(updates=100_000, accumulation_steps=1)
+    lab.run()
+    wait_until(lambda: updates_made(lab) > 5)
+    click(lab, "stop")
+    assert lab.wait() is State.FINISHED
+    assert 5 < updates_made(lab) < 100_000
+    assert lab.status.startswith("stopped: ") and set(lab.result.endings) == {"stopped"}
+
+
+def test_the_seed_chooses_the_run(make):
+    losses = []
+    for seed in (4, 4, 5):
+        lab = make(seed=seed)
+        run_to_the_end(lab)
+        losses.append(lab.result.losses[:, :3].tolist())
+    assert losses[0] == losses[1] != losses[2]
+
+
+def test_its_text_form_is_short_and_always_the_same(make):
+    lab = make(method="towers", towers=2)
+    bundle = lab._repr_mimebundle_()
+    assert bundle["text/plain"] == "AccumulationLab: towers, dense on mnist, effective batch 2 x 5 x 20 = 200"
+    assert "application/vnd.jupyter.widget-view+json" in bundle
+
+
+def test_without_a_front_end_it_shows_a_picture_and_a_table(make):
+    lab = make(hide=())
+    run_to_the_end(lab)
+    bundle = lab._repr_mimebundle_()
+    assert bundle["image/png"].startswith(b"\x89PNG")
+    assert "this run" in bundle["text/plain"] and "5 × 20 = 100" in bundle["text/plain"]
+
+
+@pytest.mark.parametrize(
+    ("preset", "sentence"),
+    [
+        (dict(k=5), r"AccumulationLab takes seed, hide, lock, rerun, against, dataset, .* Received: k"),
+        (dict(accumulation_steps=0), "accumulation_steps must be a positive integer. Received: 0"),
+        (dict(seed=-1), "seed must be an integer of 0 or more. Received: -1"),
+        (dict(seeds=(1, 2)), r"seeds must be a positive integer. Received: \(1, 2\)"),
+        (dict(hide=("optimiser",)), "a name in hide must be one of accumulation_steps, .* Received: 'optimiser'"),
+        (dict(lock="run"), "a name in lock must be one of accumulation_steps, .* Received: 'run'"),
+        (dict(against="days"), "against must be one of updates, examples, seconds. Received: 'days'"),
+        (dict(updates=3, seconds=2.0), "one budget: updates, examples or seconds. Received: updates=3, seconds=2.0"),
+        (dict(method="towers", towers=9), "towers must be at most 3, .* Received: 9"),
+    ],
+)
+def test_bad_presets_get_one_sentence(preset, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        gradlab.AccumulationLab(**preset)
+
+
+def test_a_preset_is_a_line_and_back(make):
+    lab = make(
+        accumulation_steps=20, hide=("optimizer", "toy", "csv"), lock=("microbatch_size",), seed=3, against="seconds"
+    )
+    assert widget(lab, "microbatch_size").disabled and not widget(lab, "learning_rate").disabled
+    assert "toy" not in lab.views and not widgets(lab, "view-toy")
+    assert not widgets(lab, "optimizer") and widgets(lab, "method")
+    assert not widgets(lab, "csv") and widgets(lab, "png")
+    again = make(**json.loads(json.dumps(lab.to_dict())))
+    assert again.to_dict() == lab.to_dict() and again.experiment == lab.experiment
+    assert again.experiment.seed_numbers == (3, 4)
+
+
+def test_reset_brings_back_the_preset(make):
+    lab = make(accumulation_steps=4)
+    lab.run(accumulation_steps=60, model="lenet", method="variables", seeds=1)
+    assert widget(lab, "accumulation_steps").value == 60
+    wait_until(lambda: updates_made(lab) > 0)
+    lab.pin("kept")
+    click(lab, "reset")
+    assert lab.state is State.IDLE and widget(lab, "accumulation_steps").value == 4
+    assert lab.result is None and lab.status.startswith("idle: ") and [name for name, _ in lab.pinned] == ["kept"]
+
+
+def test_pins_are_named_compared_and_removed(make):
+    lab = make()
+    click(lab, "pin")
+    assert "no run to pin yet" in lab.status
+    for steps in (1, 5):
+        run_to_the_end(lab, accumulation_steps=steps)
+        click(lab, "pin")
+    lab.pin()
+    assert [name for name, _ in lab.pinned] == ["k = 1, b = 20", "k = 5, b = 20", "k = 5, b = 20 (2)"]
+    description = lab.views["losses"].description
+    assert "k = 1, b = 20: from" in description and "now: k = 5" in description
+    _, row, *_ = widget(lab, "pins").children  # below the heads of the columns
+    name, cells, _ = row.children
+    name.value = "no accumulation"
+    assert "no accumulation: from" in lab.views["losses"].description
+    assert "1 × 20 = 20" in cells.value and "±" in cells.value
+    widgets(lab, "remove")[0].click()
+    assert [name for name, _ in lab.pinned] == ["k = 5, b = 20", "k = 5, b = 20 (2)"]
+    assert "no accumulation" not in lab.views["losses"].description
+
+
+def test_accuracies_are_drawn_against_the_chosen_axis(make):
+    lab = make(hide=())
+    run_to_the_end(lab)
+    widget(lab, "against").value = "examples"
+    assert "after 500 examples" in lab.views["accuracy"].description
+    widget(lab, "against").value = "seconds"
+    assert "seconds" in lab.views["accuracy"].description
+    assert lab.state is State.FINISHED  # the same run
+
+
+def test_the_noise_view_collects_a_point_from_each_run(make, monkeypatch):
+    points, picture = [], views.picture
+
+    def record(name, shown):
+        if name == "noise":
+            points.append([point.experiment.accumulation_steps for point in shown.points])
+        return picture(name, shown)
+
+    monkeypatch.setattr(views, "picture", record)
+    lab = make(updates=12, hide=("losses", "accuracy", "scale", "cost", "toy"))
+    for steps in (2, 5, 10):
+        run_to_the_end(lab, accumulation_steps=steps)
+    assert points[-1] == [2, 5]
+    description = lab.views["noise"].description
+    assert "k = 10" in description and "measured" in description and "predicted by 1/√k" in description
+
+
+def test_each_view_has_a_description_that_follows_the_run(make):
+    lab = make(updates=10, hide=())
+    before = lab.views
+    run_to_the_end(lab)
+    for name, view in lab.views.items():
+        assert view.description != before[name].description or name == "toy"
+
+
+def test_exports_write_new_files(make, tmp_path):
+    lab = make()
+    with pytest.raises(ValueError, match="there is nothing to write yet: press Run"):
+        lab.to_csv(tmp_path)
+    run_to_the_end(lab)
+    lab.pin("kept")
+    frame = pd.read_csv(lab.to_csv(tmp_path))
+    assert set(frame.run) == {"this run", "kept"} and len(frame) == 2 * 2 * 5 * 5
+    assert lab.to_csv(tmp_path).name == "gradlab-runs-2.csv"  # nothing is overwritten
+    assert lab.to_png(tmp_path).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_export_buttons_say_where_they_wrote_or_why_not(make, tmp_path, monkeypatch):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    lab = make()
+    click(lab, "csv")
+    assert "not written: there is nothing to write yet" in lab.status
+    run_to_the_end(lab)
+    for name in ("csv", "png"):
+        click(lab, name)
+        path = pathlib.Path(lab.status.split("written: ")[1])
+        assert path.is_file() and path.suffix == f".{name}"
+        path.unlink()
+    folder.rmdir()
+    click(lab, "csv")
+    assert "not written: " in lab.status
+
+
+def test_the_code_repeats_the_run(make):
+    lab = make(accumulation_steps=4, learning_rate=0.01)
+    run_to_the_end(lab)
+    widget(lab, "code").value = True
+    assert "gradlab.Experiment(" in widget(lab, "listing").value
+    found = {}
+    exec(lab.code(), found)  # setup reports that it was called before with just these arguments
+    assert found["result"] == lab.result
+
+
+def test_other_kinds_of_budget(make):
+    lab = make(updates=None, examples=250)
+    assert lab.experiment.examples == 250 and lab.experiment.updates is None
+    run_to_the_end(lab)
+    assert lab.result.examples[0, -1] == 250
+    widget(lab, "budget_kind").value = "seconds"
+    assert lab.experiment.seconds == 1.0
+    run_to_the_end(lab, updates=4)
+    assert updates_made(lab) == 4 and widget(lab, "budget_kind").value == "updates"
+    run_to_the_end(lab, seconds=0.2)
+    assert np.nansum(lab.result.update_seconds[0]) >= 0.2

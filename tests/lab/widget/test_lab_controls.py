@@ -1,0 +1,87 @@
+"""The controls of the lab: each one reruns the training, and values that cannot be run are refused."""
+
+import pytest
+from events import wait_until
+from lab_widgets import run_to_the_end, updates_made, widget
+
+from gradlab.lab.widget.live_run import State
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("accumulation_steps", 2),
+        ("microbatch_size", 3),
+        ("learning_rate", 0.01),
+        ("method", "variables"),
+        ("optimizer", "sgd"),
+        ("model", "lenet"),
+        ("budget", 7.0),
+    ],
+)
+def test_a_changed_control_reruns(make, name, value):
+    lab = make()
+    run_to_the_end(lab)
+    widget(lab, name).value = value
+    assert getattr(lab.experiment, "updates" if name == "budget" else name) == value
+    assert lab.wait() is State.FINISHED
+    assert lab.result.experiment == lab.experiment  # the result of a new run: the first one had another value
+
+
+def test_without_rerun_a_changed_control_waits_for_run(make):
+    lab = make(rerun=False)
+    widget(lab, "accumulation_steps").value = 7
+    assert lab.state is State.IDLE and "press Run" in lab.status and "7 × 20" in widget(lab, "batch").value
+    run_to_the_end(lab)
+    assert lab.result.losses.shape == (2, 5, 7)
+
+
+def test_of_many_quick_changes_the_run_of_the_last_one_survives(make):
+    lab = make(updates=50)
+    for steps in range(1, 21):
+        widget(lab, "accumulation_steps").value = steps
+    assert lab.wait() is State.FINISHED
+    assert lab.result.losses.shape == (2, 50, 20)
+    assert "20 × 20" in widget(lab, "batch").value
+
+
+def test_towers_are_for_the_static_graphs(make):
+    lab = make()
+    towers = widget(lab, "towers")
+    assert towers.disabled and towers.max == 3
+    widget(lab, "method").value = "towers"
+    assert not towers.disabled
+    towers.value = 3
+    assert lab.wait() is State.FINISHED
+    assert lab.experiment.effective_batch == 300 and "3 × 5 × 20 = <b>300</b>" in widget(lab, "batch").value
+    widget(lab, "method").value = "microbatched"
+    assert lab.experiment.towers == 1 and lab.wait() is State.FINISHED
+
+
+def test_the_batch_line_predicts_the_noise_of_a_window(make):
+    lab = make(rerun=False, accumulation_steps=4)
+    assert "1/√k = <b>0.50</b>" in widget(lab, "batch").value
+    widget(lab, "method").value = "variables"
+    widget(lab, "towers").value = 3
+    assert "1/√(T k) = <b>0.29</b>" in widget(lab, "batch").value
+
+
+def test_values_that_cannot_be_run_are_refused(make):
+    lab = make(microbatch_size=5000)
+    widget(lab, "accumulation_steps").value = 12
+    assert lab.status.startswith("not run: ") and "at most the 55000 training examples" in lab.status
+    assert lab.state is State.IDLE and lab.result is None
+    assert "12" not in widget(lab, "batch").value
+
+
+def test_a_refusal_ends_the_run_before_and_stays_on_the_page(make):
+    lab = make(microbatch_size=5000, accumulation_steps=1, updates=100_000)
+    lab.run()
+    wait_until(lambda: updates_made(lab) > 1)
+    widget(lab, "accumulation_steps").value = 12
+    assert lab.wait() is State.FINISHED
+    assert lab.status.startswith("not run: ")
+    widget(lab, "accumulation_steps").value = 2
+    wait_until(lambda: ", update " in lab.status)
+    lab.stop()
+    assert lab.wait() is State.FINISHED and lab.status.startswith("stopped: ")
