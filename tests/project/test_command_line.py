@@ -219,12 +219,12 @@ def members(group: int) -> list[int]:
 
 
 @pytest.mark.slow
-def test_reproduce_quick(python, tmp_path):
+def test_reproduce_quick(python, call, tmp_path):
     done = python("-m", "gradlab", "reproduce", "--quick", "--out", "here")
     assert "cannot be compared with the published ones" in done.stdout
     assert "20 x 5" in done.stdout and "95.2 ± 0.30" in done.stdout
     assert len(list((tmp_path / "here").iterdir())) == 5
-    rows = json.loads(python("-m", "gradlab", "reproduce", "--quick", "--json").stdout)  # from the cache
+    rows = json.loads(call("reproduce", "--quick", "--json").out)  # from the cache
     assert len(rows) == 24 and not (tmp_path / "data").exists()
 
 
