@@ -111,7 +111,7 @@ for name, code in json.load(sys.stdin).items():
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1200,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-500:] + done.stderr
