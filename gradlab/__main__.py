@@ -168,14 +168,15 @@ def _train(chosen: argparse.Namespace, experiments: Callable[[], list]) -> list:
         raise ValueError("give --processes or --dask. Received: both")
     _checks.positive_integer("processes", chosen.processes)
     if chosen.dask:
-        importlib.import_module("distributed")  # if it is missing, fail before TensorFlow starts
+        importlib.import_module("distributed")  # a missing package is an error before TensorFlow starts
+    sweep = _module("lab.experiments.sweep")
     _make_folder("--cache", chosen.cache)
     made = experiments()
-    towers = max(experiment.towers for experiment in made)
+    towers = max((experiment.towers for experiment in made), default=1)
     with contextlib.redirect_stdout(sys.stderr):
         runtime.setup(towers=towers if towers > 1 else None, seed=0)
     with _executor(chosen) as executor:
-        return _module("lab.experiments.sweep").sweep(made, executor, chosen.cache, progress=sys.stderr.isatty())
+        return sweep.sweep(made, executor, chosen.cache, progress=sys.stderr.isatty())
 
 
 def _print_summaries(results: Sequence, as_json: bool) -> None:

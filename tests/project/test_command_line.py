@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import types
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -164,6 +164,13 @@ def test_numbers_for_people():
     assert "    last accuracy: 88.30 %" in text(alone) and "noise scale: 3.5 examples" in text(alone)
     none = summary | {"last_loss_nats": None, "gradient_noise_scale_examples": None}
     assert "last loss: not measured" in text(none) and "noise scale: not measured" in text(none)
+
+
+def test_large_numbers_of_examples_are_plain_numbers(call, saved):
+    result = Result.load(saved)
+    replace(result, weights=1000 * result.weights).save("a.npz")
+    said = call("plot", "a.npz", "--kind", "accuracy", "--against", "examples").out
+    assert "% after 84,000 examples" in said
 
 
 def test_sweep(call, tmp_path):

@@ -77,7 +77,8 @@ def draw_accuracy(axes: Axes, series: Sequence[tuple], against: str) -> list[str
         x = curves.mean_and_deviation(curves.horizontal(result, against)[:, measured])[0]
         axes.plot(x, mean, label=label, markersize=4, markevery=max(1, len(x) // 10), **style)
         axes.fill_between(x, mean - deviation, mean + deviation, color=style["color"], alpha=0.2, linewidth=0)
-        ends.append(f"{label}: {mean[-1]:.1f} % after {x[-1]:.4g} {against}")
+        work = float(f"{x[-1]:.4g}")  # rounded to four digits; `g` alone would print 24000 as 2.4e+04
+        ends.append(f"{label}: {mean[-1]:.1f} % after {work:,.10g} {against}")
     axes.set(xlabel=X_AXES[against], ylabel="test accuracy (%)", xlim=(0, None))
     return ends
 
