@@ -29,7 +29,7 @@ TRAINING = ("run", "sweep", "reproduce")  # the commands that cache what is fini
 EXTRAS = {
     "lab": (
         *("IPython", "PIL", "ipywidgets", "jupyter_client", "jupyter_core", "jupyterlab", "matplotlib", "packaging"),
-        *("pandas", "tomli", "tqdm"),
+        *("pandas", "tqdm"),
     ),
     "cluster": ("distributed",),
 }

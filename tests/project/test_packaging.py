@@ -13,6 +13,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+import tomllib
 import urllib.request
 import venv
 import zipfile
@@ -25,14 +26,10 @@ from paths import ROOT
 
 import gradlab
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 CORE = {"tensorflow", "keras", "numpy", "lazy-loader"}
 LAB = {Requirement(line).name for line in PYPROJECT["project"]["optional-dependencies"]["lab"]}
+LAB_MODULES = ("ipywidgets", "matplotlib", "PIL", "tqdm")  # one of them is imported first
 MODULES = sorted((ROOT / "gradlab").rglob("*.py"))
 
 
@@ -214,7 +211,7 @@ def test_the_helper_works_with_the_core_alone(tmp_path):
     assert set(missing) == {"AccumulationLab", "sweep"}
     for name, sentence in missing.items():
         start = f'gradlab.{name} needs the extra "lab": pip install "gradlab[lab]". Received: no module named '
-        assert sentence.startswith(start) and sentence.removeprefix(start) in ("ipywidgets", "matplotlib", "PIL", "tqdm")
+        assert sentence.startswith(start) and sentence.removeprefix(start) in LAB_MODULES
 
 
 # The environment of the tests without its own gradlab: a path in a .pth file is added as it is, without the .pth files

@@ -5,17 +5,13 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 
 import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from paths import ROOT
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = ("lab", "app", "cluster", "docs", "dev")  # what make and environment.yml install
@@ -97,16 +93,16 @@ class TestMake:
     def test_a_missing_python_gets_one_sentence(self, checkout):
         done = make("lab", "PYTHON=python-that-is-not", folder=checkout)
         assert done.returncode == 2 and not (checkout / ".venv").exists()
-        assert done.stderr.startswith("gradlab: no 'python-that-is-not' found: install Python 3.10 to 3.13")
+        assert done.stderr.startswith("gradlab: no 'python-that-is-not' found: install Python 3.11 to 3.13")
 
-    @pytest.mark.parametrize(("version", "text"), [((3, 9), "3.9"), ((3, 14), "3.14")])
+    @pytest.mark.parametrize(("version", "text"), [((3, 10), "3.10"), ((3, 14), "3.14")])
     def test_another_python_gets_one_sentence(self, checkout, version, text):
         # An interpreter that says it is of another version, and is otherwise real.
         program = f"""[ "$1" = --version ] && {{ echo "Python {text}.0"; exit; }}
 shift; exec {sys.executable} -c "import sys; sys.version_info = {(*version, 0)}; exec(sys.argv[1])" "$@" """
         done = make("test", pretend(checkout, program), folder=checkout)
         assert done.returncode == 2 and not (checkout / ".venv").exists()
-        assert f"gradlab: needs Python 3.10 to 3.13, but '{checkout}/python' is Python {text}.0: install" in done.stderr
+        assert f"gradlab: needs Python 3.11 to 3.13, but '{checkout}/python' is Python {text}.0: install" in done.stderr
 
     def test_a_python_without_venv_gets_one_sentence(self, checkout):
         program = f"""case "$2" in *ensurepip*) exit 1;; esac; exec {sys.executable} "$@" """

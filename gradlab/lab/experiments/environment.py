@@ -15,7 +15,7 @@ from gradlab import runtime
 
 def describe() -> dict[str, Any]:
     """Return versions, device, processor, threads, determinism, commit and date, by name."""
-    return {**_fixed(), "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")}
+    return {**_fixed(), "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")}
 
 
 @functools.cache

@@ -16,14 +16,9 @@ learning_rate = [1e-3, 1e-4]
 import itertools
 import os
 import pathlib
-import sys
+import tomllib
 
 from gradlab.lab.experiments.experiment import Experiment
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 
 def read(path: str | os.PathLike) -> list[Experiment]:
