@@ -5,6 +5,8 @@ used, so `import gradlab` is quick and starts nothing. Call `gradlab.setup()` fi
 number of threads or repeatable runs.
 """
 
+from typing import Any as _Any
+
 import lazy_loader as _lazy
 
 from gradlab.runtime import without_startup_noise as _without_startup_noise
@@ -14,7 +16,7 @@ __version__ = "0.2.0"
 _load, __dir__, __all__ = _lazy.attach_stub(__name__, __file__)
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> _Any:
     if name not in __all__:
         raise AttributeError(f"gradlab has {', '.join(__all__)}. Received: {name!r}")
     with _without_startup_noise():

@@ -5,6 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from gradlab import _checks
+
 
 def map_tensors(function: Callable, *nests: Any) -> Any:
     """Applies a function to the tensors of nests of one structure, in which None marks a missing tensor and stays."""
@@ -32,8 +34,15 @@ def microbatches(batch: Any, microbatch_size: int | tf.Tensor, axis: int = 0) ->
     Returns:
         The number of micro-batches, and a function (number) -> that micro-batch. If all sizes are Python numbers and
         there is no ragged tail, TensorFlow knows the micro-batches' shapes.
+
+    Raises:
+        ValueError: tensors of different lengths, or a microbatch_size that is not a positive integer. Lengths that
+            TensorFlow does not know yet are compared when the operation runs: tf.errors.InvalidArgumentError.
     """
-    known = tensors_of(batch)[0].shape[axis]
+    if not tf.is_tensor(microbatch_size):
+        _checks.positive_integer("microbatch_size", microbatch_size)
+        microbatch_size = int(microbatch_size)
+    batch, known = _of_one_length(batch, axis)
     examples = examples_of(batch, axis) if known is None else known
     steps = -(-examples // microbatch_size)
     if axis == 0 and known is not None and isinstance(microbatch_size, int) and known % microbatch_size == 0:
@@ -45,3 +54,18 @@ def microbatches(batch: Any, microbatch_size: int | tf.Tensor, axis: int = 0) ->
         return map_tensors(lambda tensor: tensor[(slice(None),) * axis + (rows,)], batch)
 
     return steps, microbatch
+
+
+def _of_one_length(batch: Any, axis: int) -> tuple:
+    """The batch, after a check that its tensors have the same number of examples, and that number if it is known."""
+    rule = "All tensors of a batch must have the same number of examples. Received:"
+    tensors = tensors_of(batch)
+    lengths = [tensor.shape[axis] for tensor in tensors]
+    if len({length for length in lengths if length is not None}) > 1:
+        raise ValueError(f"{rule} {', '.join(map(str, lengths))}")
+    if len(tensors) > 1 and None in lengths:
+        counts = tf.stack([tf.shape(tensor)[axis] for tensor in tensors])
+        check = tf.debugging.Assert(tf.reduce_all(counts == counts[0]), [rule, counts], summarize=-1)
+        with tf.control_dependencies([check] if check is not None else []):
+            batch = map_tensors(tf.identity, batch)
+    return batch, lengths[0]

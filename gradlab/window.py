@@ -124,7 +124,7 @@ def accumulate(
     compiles the loop well. The price is one trace for each pair of numbers.
 
     To save memory, pass accumulators: variables to which gradients are added in place. Without them the sums are passed
-    from one micro-batch to the next, which keeps more than half a copy of the gradients more (measured with VGG-16).
+    from one micro-batch to the next, which takes about half a copy of the gradients in addition (measured with VGG-16).
     Adding in place also runs the micro-batches in order, so `Loop.in_flight` then has no effect.
 
     Args:
@@ -153,7 +153,7 @@ def accumulate(
         weight = tf.cast(result.weight, loop.weight_dtype)
 
         def take():
-            added = [_add(total, gradient) for total, gradient in zip(accumulators or sums, gradients)]
+            added = [_add(sum_, gradient) for sum_, gradient in zip(accumulators or sums, gradients)]
             return [] if accumulators else added, total + weight, skipped, result.state, weight
 
         if loop.skip_nonfinite:
@@ -161,10 +161,10 @@ def accumulate(
             *carry, weight = tf.cond(all_finite([result.loss, *gradients]), take, leave_out)
         else:
             *carry, weight = take()
-        seen = [tf.cast(result.loss, loop.weight_dtype), weight]
+        kept = [tf.cast(result.loss, loop.weight_dtype), weight]
         if record is not None:
-            seen.append(tf.cast(record(result.loss, gradients), loop.weight_dtype))
-        return step + 1, *carry, tuple(array.write(step, value) for array, value in zip(arrays, seen))
+            kept.append(tf.cast(record(result.loss, gradients), loop.weight_dtype))
+        return step + 1, *carry, tuple(array.write(step, value) for array, value in zip(arrays, kept))
 
     sums = _zeros(variables, loop.dtype)
     if accumulators:
@@ -179,7 +179,7 @@ def accumulate(
         (tf.constant(0), sums, tf.zeros([], loop.weight_dtype), tf.constant(0), state, arrays),
         parallel_iterations=loop.in_flight,
     )
-    sums = [tf.convert_to_tensor(total) if seen else None for total, seen in zip(accumulators or sums, reached)]
+    sums = [tf.convert_to_tensor(sum_) if seen else None for sum_, seen in zip(accumulators or sums, reached)]
     losses, weights, *records = (array.stack() for array in arrays)
     return Sums(sums, total, skipped, losses, weights, records[0] if records else None, state)
 
@@ -213,6 +213,10 @@ def window_gradients(
     Returns:
         A `Window`.
 
+    Raises:
+        ValueError: tensors of different lengths, a microbatch_size that is not a positive integer, or a loss that is
+            not one number for each example.
+
     Example:
         >>> w = tf.Variable(2.0)
         >>> squares = lambda x, number: (w * x) ** 2
@@ -229,6 +233,8 @@ def window_gradients(
         inputs, input_weights = microbatch
         weight = tf.reduce_sum(input_weights)
         each = tf.cast(loss(inputs, number), dtype)
+        if each.shape.rank not in (None, 1):
+            raise ValueError(f"loss must return one number for each example. Received: a tensor of shape {each.shape}")
         mean = tf.math.divide_no_nan(tf.reduce_sum(each * input_weights), weight)
         return Microbatch(mean, weight, state, examples=(each, input_weights / size))
 
@@ -250,8 +256,8 @@ def _differentiate(forward, variables: list, microbatch, number, state, weight_d
         tape.watch(variables)
         result = forward(microbatch, number, state)
         if result.examples is None:
-            share = result.weight if result.share is None else result.share
-            scaled = result.loss * tf.cast(tf.cast(share, weight_dtype), result.loss.dtype)
+            share = tf.cast(result.weight if result.share is None else result.share, weight_dtype)
+            scaled = result.loss * tf.cast(share, result.loss.dtype)
     if result.examples is None:
         return result, tape.gradient(scaled, variables)
     losses, shares = result.examples

@@ -180,3 +180,38 @@ def test_in_place_sums_start_anew_each_window():
     found = sums(tf.constant([1.0, 2.0, np.nan]))
     assert found.gradients[0].numpy().tolist() == [3.0, 0.0]
     assert (int(found.skipped), float(found.weight)) == (1, 2.0)
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("weights", [3, 6])
+def test_a_batch_of_different_lengths_is_refused(known, weights):
+    """Without the check, weights that are missing would silently count as 0."""
+    w = tf.Variable(1.0)
+    examples = lambda n: tf.TensorSpec([n if known else None])  # noqa: E731
+
+    @tf.function(input_signature=[examples(4), examples(weights)], autograph=False)
+    def gradients(x, weights):
+        return window_gradients(lambda x, number: w * x, [w], x, weights, 3).gradients
+
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="must have the same number of examples"):
+        gradients(tf.ones(4), tf.ones(weights))
+
+
+@pytest.mark.parametrize(
+    ("loss", "size", "sentence"),
+    [
+        (lambda x, number: x, 0, "microbatch_size must be a positive integer. Received: 0"),
+        (lambda x, number: x[:, tf.newaxis], 2, "loss must return one number for each example. Received: a tensor of"),
+        (lambda x, number: tf.reduce_mean(x), 2, "loss must return one number for each example. Received: a tensor of"),
+    ],
+)
+def test_refusals(loss, size, sentence):
+    w = tf.Variable(1.0)
+    with pytest.raises(ValueError, match=sentence):
+        tf.function(lambda: window_gradients(lambda x, n: w * loss(x, n), [w], tf.ones(4), tf.ones(4), size))()
+
+
+def test_sizes_of_numpy_are_numbers_too():
+    w = tf.Variable(1.0)
+    window = tf.function(lambda: window_gradients(lambda x, n: w * x, [w], tf.ones(4), tf.ones(4), np.int64(2)))()
+    assert window.losses.shape == [2] and float(window.gradients[0]) == 1

@@ -32,6 +32,7 @@ class Step(WindowRecord):
 
     Losses, weights and gradient norms are those of this process's micro-batches; everything else is over all replicas.
     `gradlab.gradient_noise_scale` takes the gradient norms, the window gradient norms and the weights of several steps.
+    With several workers it needs those of all workers: one worker's micro-batches are only a part of the window.
 
     Attributes:
         update: the number of updates made so far, this one included: the optimizer's `iterations`.

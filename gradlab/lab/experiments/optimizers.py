@@ -89,13 +89,17 @@ class _KerasMomentum(tf.compat.v1.train.MomentumOptimizer):
     In tf.compat.v1 the velocity does not include the rate. The two agree until the rate changes, as in a schedule.
     """
 
+    def __init__(self, learning_rate: tf.Tensor, momentum: Callable[[], tf.Tensor]):
+        super().__init__(learning_rate, momentum)
+        self._rate, self._keep = learning_rate, momentum
+
     def _resource_apply_dense(self, grad, var):
         return tf.raw_ops.ResourceApplyKerasMomentum(
             var=var.handle,
             accum=self.get_slot(var, "momentum").handle,
-            lr=tf.cast(self._learning_rate_tensor, grad.dtype),
+            lr=tf.cast(self._rate, grad.dtype),
             grad=grad,
-            momentum=tf.cast(self._momentum_tensor, grad.dtype),
+            momentum=tf.cast(self._keep(), grad.dtype),
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from gradlab import _checks
 from gradlab.lab.experiments.methods.compiled import CompiledMethod, LargeBatch, Microbatched
 from gradlab.lab.experiments.methods.method import Cancelled, Method
-from gradlab.lab.experiments.methods.static_graphs import Placeholders, StaticGraphMethod, Towers, Variables
+from gradlab.lab.experiments.methods.session_graphs import Placeholders, StaticGraphMethod, Towers, Variables
 from gradlab.lab.experiments.models import Model
 from gradlab.lab.experiments.optimizers import OptimizerConfig
 
