@@ -163,9 +163,9 @@ def test_a_hundred_runs_do_not_grow_the_process(make):
                 return int(line.split()[1]) / 1024
 
     lab = make(updates=10, eval_every=10, hide=("scale", "cost", "noise"))
-    for number in range(120):
+    for number in range(160):
         run_to_the_end(lab, accumulation_steps=2 + number % 20)
-        if number == 19:
+        if number == 59:  # until then the process grows by some 2 %, while memory pools fill
             before = held()
-    print(f"after 20 runs {before:.0f} MiB, after 120 {held():.0f} MiB")
+    print(f"after 60 runs {before:.0f} MiB, after 160 {held():.0f} MiB")
     assert held() < 1.05 * before
