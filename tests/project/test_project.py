@@ -11,41 +11,68 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 from paths import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = ("lab", "app", "cluster", "docs", "dev")  # what make and environment.yml install
-LINES = PROJECT["dependencies"] + [line for extra in EXTRAS for line in PROJECT["optional-dependencies"][extra]]
-WANTED = [wanted for wanted in map(Requirement, LINES) if wanted.name != "gradlab"]  # an extra may name another one
 
 
-def pinned() -> dict[str, list[Requirement]]:
-    found: dict[str, list[Requirement]] = {}
-    for line in (ROOT / "requirements.txt").read_text().splitlines():
+def wanted_of(*extras: str) -> list[Requirement]:
+    """What the core and these extras require. An extra may name another one, as in "gradlab[lab]"."""
+    found = [Requirement(line) for line in PROJECT["dependencies"]]
+    left, done = list(extras), set()
+    while left:
+        extra = left.pop(0)
+        if extra not in done:
+            done.add(extra)
+            wanted = [Requirement(line) for line in PROJECT["optional-dependencies"][extra]]
+            found += [each for each in wanted if each.name != "gradlab"]
+            left += [other for each in wanted if each.name == "gradlab" for other in each.extras]
+    return found
+
+
+def pinned(file: str) -> dict[str, list[str]]:
+    """Each package of a lock file -> its versions, one for each range of Python versions."""
+    found: dict[str, list[str]] = {}
+    for line in (ROOT / file).read_text().splitlines():
         if re.match(r"[A-Za-z0-9]", line):
             requirement = Requirement(line.rstrip(" \\"))
-            found.setdefault(canonicalize_name(requirement.name), []).append(requirement)
+            [specifier] = requirement.specifier
+            assert specifier.operator == "==", line
+            found.setdefault(canonicalize_name(requirement.name), []).append(specifier.version)
     return found
 
 
 def test_requirements_pin_every_dependency_within_its_bounds():
-    found = pinned()
-    for wanted in WANTED:
-        pins = found[canonicalize_name(wanted.name)]
-        for pin in pins:
-            [specifier] = pin.specifier
-            assert specifier.operator == "==" and wanted.specifier.contains(specifier.version), wanted.name
+    found = pinned("requirements.txt")
+    for wanted in wanted_of(*EXTRAS):
+        for version in found[canonicalize_name(wanted.name)]:
+            assert wanted.specifier.contains(version), wanted.name
+
+
+def test_the_lowest_requirements_pin_every_lower_bound():
+    found = pinned("requirements-lowest.txt")
+    for wanted in wanted_of("test"):
+        [bound] = [each.version for each in wanted.specifier if each.operator == ">="]
+        [version] = found[canonicalize_name(wanted.name)]
+        # The lowest release that exists may be a little above the bound, such as 77.0.1 for >=77.
+        assert Version(version).release[: len(Version(bound).release)] == Version(bound).release, wanted.name
 
 
 def test_make_lock_names_the_extras_that_make_installs():
     recipe = (ROOT / "Makefile").read_text()
-    assert tuple(re.findall(r"--extra (\w+)", recipe)) == EXTRAS
+    [line] = re.findall(r"(?:.*\\\n)*.*--output-file requirements\.txt", recipe)
+    assert tuple(re.findall(r"--extra (\w+)", line)) == EXTRAS
+    [line] = re.findall(r"(?:.*\\\n)*.*--output-file requirements-lowest\.txt", recipe)
+    assert re.findall(r"--extra (\w+)", line) == ["test"] and "--resolution lowest-direct" in line
 
 
-def test_every_requirement_has_hashes():
-    text = (ROOT / "requirements.txt").read_text()
+@pytest.mark.parametrize(("file", "least"), [("requirements.txt", 100), ("requirements-lowest.txt", 40)])
+def test_every_requirement_has_hashes(file, least):
+    text = (ROOT / file).read_text()
     entries = re.split(r"\n(?=[A-Za-z0-9])", text.split("\n", 2)[2])
-    assert len(entries) > 100
+    assert len(entries) > least
     assert all("--hash=sha256:" in entry for entry in entries)
     assert "http" not in re.sub(r"httpcore|httpx", "", text)  # no index is named
 
@@ -58,10 +85,10 @@ def test_environment_yml_agrees_with_pyproject():
     [by_pip] = [line["pip"] for line in environment["dependencies"] if isinstance(line, dict)]
     lines += [line for line in by_pip if not line.startswith("-")]
     conda = {Requirement(line).name: Requirement(line).specifier for line in lines}
+    assert len(conda) == len(lines)  # none is listed twice
     assert conda.pop("python") == Requirement("python" + PROJECT["requires-python"]).specifier
     conda.pop("pip")
-    assert conda == {wanted.name: wanted.specifier for wanted in WANTED}
-    assert len(lines) == len(WANTED) + 2  # none is listed twice
+    assert conda == {wanted.name: wanted.specifier for wanted in wanted_of(*EXTRAS)}
     for line in text[text.index("dependencies:") :].splitlines()[1:]:
         assert "#" in line or line.strip() in ("- pip", "- pip:"), f"no reason beside: {line}"
 
