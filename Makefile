@@ -4,21 +4,27 @@ PORT    ?= 8888
 BROWSER ?= yes
 HOST    ?= 127.0.0.1
 THEME   ?= light
+WORKERS ?= 2
 
 # A port that was asked for is the port or an error; the usual one moves on when it is taken.
 PORT_FLAGS := $(if $(filter file,$(origin PORT)),,--ServerApp.port_retries=0)
 
 .DEFAULT_GOAL := help
-.PHONY: help lab app test bench notebooks lock clean
+.PHONY: help lab app test test-slow test-lowest types style bench docs linkcheck notebooks lock clean
 
 help:
 	@echo "make lab         open the notebooks in JupyterLab; on a server: make lab PORT=9000 BROWSER=no"
 	@echo "make app         serve the lab alone, for a classroom: make app HOST=0.0.0.0 lets others in"
-	@echo "make test        run the tests and the notebooks"
+	@echo "make test        run the tests, the notebooks and the browser tests; with more cores: make test WORKERS=8"
+	@echo "make test-slow   run the tests that are slow by nature: lost workers, kills, a hundred runs, memory"
+	@echo "make test-lowest run the helper's tests on the lowest TensorFlow and Keras that gradlab supports"
+	@echo "make style       check the style and the formatting"
+	@echo "make types       check the types"
 	@echo "make bench       time the methods side by side"
+	@echo "make docs        build the site in docs/_build/html; make linkcheck also checks external links"
 	@echo "make notebooks   run the notebooks and keep their outputs"
-	@echo "make lock        renew requirements.txt from pyproject.toml"
-	@echo "make clean       remove .venv"
+	@echo "make lock        renew requirements.txt and requirements-lowest.txt from pyproject.toml"
+	@echo "make clean       remove .venv and .venv-lowest"
 
 # JupyterLab refuses to run as root unless told otherwise; containers and servers often do.
 LAB_FLAGS := $(if $(filter 0,$(shell id -u)),--allow-root) $(if $(filter no,$(BROWSER)),--no-browser)
@@ -33,11 +39,37 @@ app: .venv/ready
 	@exec .venv/bin/python -m voila --Voila.ip=$(HOST) --port=$(PORT) $(if $(filter no,$(BROWSER)),--no-browser) \
 	    --VoilaConfiguration.theme=$(THEME) notebooks/app/lab.ipynb
 
+# conftest.py divides the files among the workers. Benchmark tests and memory tests are among the slow ones.
+PYTEST := -m pytest --numprocesses $(WORKERS)
+
 test: .venv/ready
-	.venv/bin/python -m pytest --nbval --nbval-sanitize-with tests/nbval_sanitize.cfg tests notebooks gradlab
+	.venv/bin/python $(PYTEST) -m "not slow" --nbval --nbval-sanitize-with tests/nbval_sanitize.cfg tests notebooks gradlab
+
+test-slow: .venv/ready
+	.venv/bin/python $(PYTEST) -m slow tests
+
+# Only the helper has this range of versions; the lab runs on the versions of requirements.txt.
+test-lowest: .venv-lowest/ready
+	.venv-lowest/bin/python $(PYTEST) -m "not slow" tests/test_*.py tests/training tests/measure tests/drawing tests/lab/experiments/test_methods.py
+
+style: .venv/ready
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+
+types: .venv/ready
+	.venv/bin/mypy
 
 bench: .venv/ready
 	.venv/bin/python -m benchmarks --write
+
+SPHINX := -m sphinx --fail-on-warning --keep-going --quiet
+
+docs: .venv/ready
+	.venv/bin/python $(SPHINX) -b html docs docs/_build/html
+	@echo "gradlab: the site is in docs/_build/html/index.html"
+
+linkcheck: .venv/ready
+	.venv/bin/python $(SPHINX) -b linkcheck docs docs/_build/linkcheck
 
 notebooks: .venv/ready
 	.venv/bin/python -m jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.store_widget_state=False \
@@ -45,17 +77,19 @@ notebooks: .venv/ready
 	    --ClearMetadataPreprocessor.clear_notebook_metadata=False notebooks/*.ipynb notebooks/app/*.ipynb
 
 lock: .venv/ready
-	.venv/bin/uv pip compile --universal --python-version 3.10 --generate-hashes --extra lab --extra app --extra cluster --extra docs --extra dev --upgrade \
+	.venv/bin/uv pip compile --universal --python-version 3.11 --generate-hashes --extra lab --extra app --extra cluster --extra docs --extra dev --upgrade \
 	    --no-emit-index-url --custom-compile-command "make lock" --quiet --output-file requirements.txt pyproject.toml
+	.venv/bin/uv pip compile --universal --python-version 3.11 --generate-hashes --extra test --resolution lowest-direct --upgrade \
+	    --no-emit-index-url --custom-compile-command "make lock" --quiet --output-file requirements-lowest.txt pyproject.toml
 
 clean:
-	rm -rf .venv
+	rm -rf .venv .venv-lowest
 
 # The stamp is written last, so an install that was interrupted is done again.
 .venv/ready: requirements.txt pyproject.toml
-	@command -v $(PYTHON) >/dev/null || { echo "gradlab: no '$(PYTHON)' found: install Python 3.10 to 3.13, or say make PYTHON=/path/to/python3." >&2; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' || { \
-	    echo "gradlab: needs Python 3.10 to 3.13, but '$(PYTHON)' is $$($(PYTHON) --version 2>&1): install one of these and say make PYTHON=python3.13." >&2; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { echo "gradlab: no '$(PYTHON)' found: install Python 3.11 to 3.13, or say make PYTHON=/path/to/python3." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
+	    echo "gradlab: needs Python 3.11 to 3.13, but '$(PYTHON)' is $$($(PYTHON) --version 2>&1): install one of these and say make PYTHON=python3.13." >&2; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
 	    echo "gradlab: '$(PYTHON)' has no venv module: install it, on Debian and Ubuntu with apt install python3-venv." >&2; exit 1; }
 	@echo "gradlab: making .venv and installing TensorFlow, JupyterLab and the rest (once; a few minutes, about 3 GB)."
@@ -68,3 +102,10 @@ clean:
 	    > .venv/share/jupyter/lab/settings/overrides.json
 	@touch .venv/ready
 	@echo "gradlab: ready."
+
+.venv-lowest/ready: requirements-lowest.txt pyproject.toml
+	@echo "gradlab: making .venv-lowest and installing the lowest supported TensorFlow and Keras (about 2 GB)."
+	@rm -rf .venv-lowest && $(PYTHON) -m venv .venv-lowest
+	@.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-lowest.txt
+	@.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch .venv-lowest/ready

@@ -1,5 +1,52 @@
-"""What every test and docstring example starts from: three towers on any machine, and repeatable numbers."""
+"""What all tests and doctests share: TensorFlow's setup, the order of the files, a cache of their own, settings of
+tools that otherwise depend on how fast the machine is."""
+
+import gc
+import os
+import tempfile
+
+import pytest
+from hypothesis import settings
 
 import gradlab
 
-gradlab.setup(towers=3, seed=0)
+CACHE = pytest.StashKey[tempfile.TemporaryDirectory]()
+
+gradlab.setup(towers=3, seed=0)  # three towers on any machine, and repeatable numbers
+
+# By default Hypothesis fails an example that takes longer than 0.2 seconds, and draws other examples in CI than
+# elsewhere.
+settings.register_profile("gradlab", deadline=None, derandomize=True, max_examples=40)
+settings.load_profile("gradlab")
+
+# The longest files, in this order: whichever of several workers got one of them last would end long after the others.
+LONGEST_FIRST = (
+    "tests/training/test_model.py",
+    "tests/browser/test_lab.py",
+    "tests/browser/test_course.py",
+    "tests/training/test_trainer.py",
+)
+
+
+def pytest_configure(config):
+    config.stash[CACHE] = folder = tempfile.TemporaryDirectory(prefix="gradlab-tests-")
+    os.environ["GRADLAB_CACHE"] = folder.name  # runs that a user has kept neither help nor suffer
+
+
+def pytest_unconfigure(config):
+    config.stash[CACHE].cleanup()
+
+
+def pytest_collection_modifyitems(items):
+    places = {name: place for place, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: places.get(item.nodeid.split("::")[0], len(places)))  # all others keep their order
+    for item in items:
+        if hasattr(item, "output_timeout"):
+            item.output_timeout = 180  # nbval waits 5 seconds for each message, which is too short on a busy machine
+
+
+def pytest_collection_finish():
+    """Collect garbage less often. Tracing makes millions of objects, and every collection visits all of them."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(200_000, 20, 20)

@@ -1,0 +1,101 @@
+"""Notebooks of the course in a real JupyterLab, and the lab alone in Voila, as a student opens them."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+
+import pytest
+from lab_page import (
+    SCREENSHOTS,
+    Lab,
+    end_kernels,
+    free_port,
+    listens,
+    open_notebook,
+    run_notebook,
+    set_setting,
+    until,
+)
+from paths import ROOT
+
+pytestmark = pytest.mark.browser
+
+COURSE = ("01_tower_averaging", "03_variable_accumulation", "06_pitfalls")
+VIEWPORT = {"width": 1000, "height": 2400}
+
+
+@pytest.mark.parametrize("notebook", COURSE)
+def test_a_notebook_of_the_course_runs_and_shows_its_diagrams_and_figures(
+    browser, whole_notebooks, notebooks, notebook
+):
+    """Run as a whole in the light theme and saved, then opened in the dark theme: every diagram and figure is there."""
+    set_setting(whole_notebooks, "apputils-extension:themes", theme="JupyterLab Light")
+    page = run_notebook(browser, whole_notebooks, f"{notebook}.ipynb", "not yet: ", VIEWPORT)
+    pending = page.locator(".jp-InputPrompt", has_text="[*]")
+    until(lambda: pending.count() == 0)
+    check_that_everything_is_shown(page, notebook, "light")
+    file = notebooks / f"{notebook}.ipynb"
+    before = file.stat().st_mtime_ns
+    page.keyboard.press("Control+s")
+    until(lambda: file.stat().st_mtime_ns != before)
+    page.context.close()
+
+    set_setting(whole_notebooks, "apputils-extension:themes", theme="JupyterLab Dark")
+    page = open_notebook(browser, whole_notebooks, f"{notebook}.ipynb", VIEWPORT)
+    page.locator("body[data-jp-theme-light=false]").wait_for(state="attached")
+    check_that_everything_is_shown(page, notebook, "dark")
+    page.context.close()
+    end_kernels(whole_notebooks)
+
+
+def check_that_everything_is_shown(page, notebook: str, theme: str) -> None:
+    """As many diagrams and figures as the committed notebook has, none empty, no syntax error, no error output."""
+    cells = json.loads((ROOT / "notebooks" / f"{notebook}.ipynb").read_text())["cells"]
+    outputs = [output.get("data", {}) for cell in cells for output in cell.get("outputs", [])]
+    diagrams = sum("text/vnd.mermaid" in data for data in outputs)
+    figures = sum("image/png" in data for data in outputs)
+    errors = "[data-mime-type='application/vnd.jupyter.error'], [data-mime-type='application/vnd.jupyter.stderr']"
+    faults = page.locator(f".jp-RenderedMermaid.jp-mod-warning, {errors}")
+    for kind, wanted in (
+        (".jp-RenderedMermaid img", diagrams),
+        (".jp-OutputArea-output img[alt][src^='data:image/png']", figures),
+    ):
+        images = page.locator(kind)
+        until(lambda images=images, wanted=wanted: images.count() == wanted or faults.count(), images.count)
+        assert faults.count() == 0 and images.count() == wanted
+        for number in range(wanted):
+            images.nth(number).scroll_into_view_if_needed()
+            size = images.nth(number).evaluate("async (i) => { await i.decode(); return [i.naturalWidth, i.width]; }")
+            assert min(size) > 50, (kind, number, size)
+        if wanted:
+            page.screenshot(path=SCREENSHOTS / f"{notebook}_{theme}_{wanted}.png")
+    assert faults.count() == 0
+
+
+def test_the_lab_alone_through_voila(browser, tmp_path):
+    """make app: the lab without code, reachable from this machine only."""
+    port = free_port()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    command = ["make", "app", f"PORT={port}", "BROWSER=no"]
+    context = browser.new_context(viewport={"width": 1280, "height": 1300})
+    with (tmp_path / "log").open("wb") as log:
+        job = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True)
+        try:
+            until(lambda: listens(port), lambda: (tmp_path / "log").read_text())
+            page = context.new_page()
+            page.set_default_timeout(180_000)
+            page.goto(f"http://127.0.0.1:{port}/", wait_until="domcontentloaded", timeout=180_000)
+            page.locator(".gradlab-lab").wait_for()
+            lab = Lab(page)
+            lab.press("accumulation_steps", "ArrowRight")
+            lab.wait_for("finished")
+            assert "6 × 20 = 120" in lab.text("batch") and page.locator(".jp-InputArea-editor:visible").count() == 0
+            page.screenshot(path=SCREENSHOTS / "voila.png")
+            other = socket.gethostbyname(socket.gethostname())
+            assert other.startswith("127.") or not listens(port, other)
+        finally:
+            context.close()
+            os.killpg(job.pid, signal.SIGTERM)
+            job.wait(120)

@@ -1,0 +1,341 @@
+"""The lab in a real JupyterLab and a real Chromium: what its user does with the keyboard, and what the user sees.
+
+The tests print how long the lab takes to answer (pytest -s shows it). None of them fails by it.
+"""
+
+import io
+import pathlib
+import statistics
+import time
+
+import pytest
+from lab_page import SCREENSHOTS, Lab, choose_menu, close, run_notebook, set_setting, until
+
+pytestmark = pytest.mark.browser
+
+ENDLESS = 1_000_000  # updates: such a run is under way until it is stopped
+
+# Records on the page, by the page's own clock: the keys, and the first words and pixels that answer them.
+WATCH = """(lab) => {
+    const watch = window.gradlabWatch = {keys: [], words: [], toy: [], points: []};
+    const now = (list) => list.push(performance.now());
+    document.addEventListener("keydown", () => now(watch.keys), true);
+    const seen = {childList: true, subtree: true, characterData: true};
+    new MutationObserver(() => now(watch.words)).observe(lab.querySelector(".gradlab-batch"), seen);
+    lab.querySelector("img.gradlab-view-toy").addEventListener("load", () => now(watch.toy));
+    const words = lab.querySelector(".gradlab-words-losses");
+    new MutationObserver(() => watch.points.push([performance.now(), words.innerText])).observe(words, seen);
+}"""
+
+
+def test_a_slider_reruns_and_answers_at_once(page, lab):
+    lab.press("run")
+    lab.wait_for("finished")  # the next run compiles nothing
+    began = time.monotonic()
+    lab.press("run")
+    until(lambda: "finished" not in lab.status())
+    lab.wait_for("finished")
+    run = time.monotonic() - began
+    assert "5 seeds, update 300 of 300" in lab.status()
+    assert "width: 100%" in lab.root.locator(".gradlab-progress .progress-bar").get_attribute("style")
+
+    lab.root.evaluate(WATCH)
+    before = {view: lab.pixels(view) for view in ("losses", "toy")}
+    slider = lab.control("accumulation_steps")
+    assert slider.get_attribute("aria-valuetext") == "5"
+    slider.focus()
+    for steps in range(6, 13):
+        slider.press("ArrowRight")
+        until(lambda steps=steps: f"now: k = {steps}, b = 20: from" in lab.words("losses"))
+    assert lab.pixels("losses") != before["losses"] and lab.pixels("toy") != before["toy"]
+    assert "12 × 20 = 240" in lab.text("batch") and "0.29" in lab.text("batch")
+    watch = page.evaluate("window.gradlabWatch")
+    first, toy, point = [], [], []
+    for number, key in enumerate(watch["keys"][-7:]):
+        first.append(next(t for t in watch["words"] if t > key) - key)
+        toy.append(next(t for t in watch["toy"] if t > key) - key)
+        wanted = f"k = {6 + number}, b = 20: from"
+        point.append(next(t for t, words in watch["points"] if t > key and wanted in words) - key)
+    print(
+        f"the default run: {run:.1f} s; medians of 7, from key to first words {statistics.median(first):.0f} ms, to "
+        f"the toy's pixels {statistics.median(toy):.0f} ms, to the run's first point {statistics.median(point):.0f} ms"
+    )
+    lab.wait_for("finished")
+    page.screenshot(path=SCREENSHOTS / "lab_1280.png")
+    lab.root.screenshot(path=SCREENSHOTS / "lab.png")
+
+
+def test_a_slider_dragged_through_twenty_values_ends_in_one_run_the_right_one(page, lab):
+    from PIL import Image
+
+    slider = lab.control("accumulation_steps")
+    slider.focus()
+    slider.press("Home")
+    lab.root.evaluate(WATCH)
+
+    def pictures() -> int:
+        """The pictures of the toy that were drawn before the last key."""
+        watch = page.evaluate("window.gradlabWatch")
+        return sum(time < watch["keys"][-1] for time in watch["toy"])
+
+    def move(keys) -> None:
+        for key in keys:
+            slider.press(key)
+            page.wait_for_timeout(50)  # twenty values a second, as a hand drags it
+
+    def move_on() -> bool:
+        move(["ArrowLeft", "ArrowRight"])
+        return pictures() >= 3
+
+    # The toy follows while the slider moves. A slow machine may need more moves for three pictures.
+    move(["ArrowRight"] * 19)
+    if pictures() < 3:
+        until(move_on)
+    until(lambda: "20 × 20 = 400" in lab.text("batch"))
+    watch = page.evaluate("window.gradlabWatch")
+    seconds = (watch["keys"][-1] - watch["keys"][0]) / 1000
+    print(f"{pictures()} pictures of the toy while the slider moved for {seconds:.1f} s")
+    slider.press("Home")
+    frames = []
+    for steps in range(2, 21):
+        slider.press("ArrowRight")
+        if steps in (2, 5, 8, 12, 16, 20):
+            frames.append(lab.root.screenshot())
+    until(lambda: "20 × 20 = 400" in lab.text("batch"))
+    for _ in range(12):
+        if "finished" in lab.status():
+            break
+        frames.append(lab.root.screenshot())
+        page.wait_for_timeout(250)
+    lab.wait_for("finished")
+    frames.append(lab.root.screenshot())
+    assert "update 300 of 300" in lab.status()
+    assert "now: k = 20, b = 20: from" in lab.words("losses")
+    images = [Image.open(io.BytesIO(frame)).convert("RGB") for frame in frames]
+    small = [image.resize((640, round(640 * image.height / image.width))) for image in images]
+    height = small[0].height
+    small = [image.crop((0, 0, 640, height)).quantize(64) for image in small]
+    small[0].save(SCREENSHOTS / "lab.gif", save_all=True, append_images=small[1:], duration=400, loop=0)
+
+
+def test_stop_ends_a_run_of_many_micro_batches(lab):
+    lab.set_budget(ENDLESS)
+    lab.press("microbatch_size", "Home")  # one example a micro-batch
+    lab.press("accumulation_steps", "End")  # fifty of them
+    until(lambda: "now: k = 50, b = 1" in lab.words("losses"))
+    lab.press("stop")
+    seconds = lab.wait_for("stopped")
+    print(f"Stop to stopped: {seconds:.3f} s")
+    assert f"of {ENDLESS}" in lab.status() and f"update {ENDLESS}" not in lab.status()
+
+
+def test_steps_pause_and_slow_motion(page, lab):
+    lab.press("step_microbatch")
+    until(lambda: "micro-batch 1 of 5: loss" in lab.text("narration"))
+    lab.wait_for("paused")
+    lab.press("step_microbatch")
+    until(lambda: "micro-batch 2 of 5" in lab.text("narration"))
+    page.screenshot(path=SCREENSHOTS / "lab_step.png")
+    lab.press("step_update")
+    until(lambda: "5 gradients averaged" in lab.text("narration"))
+    lab.press("slow")  # a run in slow motion takes minutes: it cannot end before the page is read
+    lab.press("pause")  # resumes the run
+    lab.wait_for("running")
+    until(lambda: "added to the accumulator" in lab.text("narration"))
+    lab.press("slow")
+    lab.wait_for("finished")
+
+    lab.set_budget(ENDLESS)  # the same with a run that is under way at full speed
+    lab.wait_for("running")
+    lab.press("slow")
+    until(lambda: "added to the accumulator" in lab.text("narration"))
+    lab.press("slow")
+    until(lambda: not lab.text("narration"))
+    lab.press("stop")
+    lab.wait_for("stopped")
+
+
+def test_pin_compare_rename_and_remove(lab):
+    lab.press("accumulation_steps", "Home")
+    until(lambda: "now: k = 1, b = 20: from" in lab.words("losses"))
+    lab.wait_for("finished")
+    lab.press("pin")
+    rows = lab.root.locator(".gradlab-pins input")
+    until(lambda: rows.count() == 1)
+    rows.first.fill("no accumulation")
+    rows.first.press("Enter")
+    until(lambda: "no accumulation: from" in lab.words("losses"))
+    for _ in range(19):
+        lab.press("accumulation_steps", "ArrowRight")
+    until(lambda: "now: k = 20, b = 20: from" in lab.words("losses"))
+    lab.wait_for("finished")
+    lab.root.screenshot(path=SCREENSHOTS / "lab_pins.png")
+    assert "1 × 20 = 20" in lab.text("pins") and "±" in lab.text("pins")
+    lab.press("pin")
+    until(lambda: rows.count() == 2)
+    lab.choose("against", "examples")
+    until(lambda: "examples" in lab.words("accuracy"))
+    lab.root.locator("button.gradlab-remove").first.press("Enter")
+    until(lambda: rows.count() == 1 and "no accumulation" not in lab.words("losses"))
+    lab.choose("against", "updates")
+
+
+def test_export_and_code(lab):
+    lab.press("run")
+    lab.wait_for("finished")
+    for name in ("csv", "png"):
+        lab.press(name)
+        lab.wait_for(f".{name}")
+        path = pathlib.Path(lab.status().split("written: ")[1])
+        assert path.is_file() and path.stat().st_size > 10_000
+    lab.press("code")
+    until(lambda: "gradlab.Experiment(" in lab.text("listing"))
+    lab.press("code")
+
+
+def test_other_methods_models_and_budgets_by_keyboard(lab):
+    lab.choose("method", "variables")
+    until(lambda: lab.status().partition(": ")[2].startswith("seed "), lab.status)  # it trains one seed after the other
+    lab.press("towers", "ArrowRight")
+    until(lambda: "2 × 5 × 20 = 200" in lab.text("batch"))
+    lab.press("seeds", "Home")
+    lab.wait_for("seed 0, update 300")
+    lab.choose("budget_kind", "examples")
+    until(lambda: lab.control("budget").input_value().startswith("30000"))
+    lab.wait_for("finished: seed 0, update 150,")  # 30,000 examples, 200 per update
+
+
+def test_the_code_follows_every_control(lab):
+    lab.press("seeds", "Home")
+    lab.press("code")
+    lab.press("learning_rate", "ArrowRight")
+    lab.press("microbatch_size", "ArrowLeft")
+    for name, option in (("optimizer", "adamw"), ("model", "lenet"), ("method", "placeholders")):
+        lab.choose(name, option)
+    for words in ("learning_rate=0.0012", "microbatch_size=19", "seeds=1", "optimizer='adamw'", "'placeholders'"):
+        until(lambda words=words: words in lab.text("listing"), lambda: lab.text("listing"))
+    lab.press("code")
+    lab.press("stop")
+    lab.choose("dataset", "fashion_mnist")  # it must be downloaded, which is not possible on every machine
+    until(lambda: any(word in lab.status() for word in ("failed", "running", "finished: seed")), lab.status)
+    if "failed" in lab.status():
+        assert "fashion_mnist must be downloaded the first time" in lab.status()
+        assert "Traceback" in lab.root.locator(".gradlab-status details").inner_html()
+
+
+def test_without_rerun_a_moved_slider_waits(lab):
+    lab.control("rerun").focus()
+    lab.control("rerun").press("Space")
+    lab.press("accumulation_steps", "ArrowRight")
+    lab.wait_for("changed: press Run")
+    lab.control("rerun").press("Space")
+    lab.press("accumulation_steps", "ArrowRight")
+    lab.wait_for("finished")
+
+
+def test_keys_stay_in_the_lab(page, lab):
+    """In command mode JupyterLab takes plain keys for its cells; not those of a control that has the focus."""
+    cells = page.locator(".jp-Cell").count()
+    lab.press("accumulation_steps", "d")
+    lab.press("accumulation_steps", "d")
+    lab.press("run", "x")
+    page.wait_for_timeout(300)
+    assert page.locator(".jp-Cell").count() == cells
+    for name in ("method", "optimizer", "model", "dataset", "budget_kind", "against"):
+        control = lab.control(name)
+        value = control.input_value()
+        for key in ("ArrowDown", "ArrowUp"):
+            lab.press(name, key)
+            if control.input_value() != value:
+                break
+        assert control.input_value() != value, name
+        assert control.evaluate("(control) => control === document.activeElement"), name
+    lab.press("reset")
+
+
+def test_focus_is_seen(lab):
+    for name in ("run", "pause", "stop"):
+        lab.root.locator(f"button.gradlab-{name}").focus()
+        lab.page.keyboard.press("Tab")
+        outline = lab.page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        assert outline == "solid", name
+
+
+@pytest.mark.parametrize("width", [1280, 800])
+def test_nothing_is_cut_off(page, lab, width):
+    lab.press("run")
+    lab.wait_for("finished")
+    page.set_viewport_size({"width": width, "height": 1300})
+    until(lambda: lab.root.bounding_box()["width"] < width)
+
+    def cut_off() -> list:
+        frame = lab.root.bounding_box()
+        left, right = frame["x"] - 1, frame["x"] + frame["width"] + 1
+        parts = lab.root.locator("img, button, .widget-inline-hbox, .gradlab-batch").all()
+        boxes = [box for box in (part.bounding_box() for part in parts) if box and box["width"]]
+        assert len(boxes) > 20
+        return [box for box in boxes if box["x"] < left or box["x"] + box["width"] > right]
+
+    until(lambda: not cut_off(), cut_off, seconds=30)  # the layout follows the page's width with a delay
+    for name in ("accumulation_steps", "learning_rate", "against"):
+        label = lab.root.locator(f".gradlab-{name} label").first
+        assert label.evaluate("(each) => each.scrollWidth <= each.clientWidth"), name
+    page.screenshot(path=SCREENSHOTS / f"lab_width_{width}.png")
+    page.set_viewport_size({"width": 1280, "height": 1300})
+
+
+def test_the_dark_theme_reads_well(browser, whole_notebooks):
+    set_setting(whole_notebooks, "apputils-extension:themes", theme="JupyterLab Dark")
+    page = run_notebook(browser, whole_notebooks, "labs.ipynb", "the kernel is free")
+    page.locator("body[data-jp-theme-light=false]").wait_for(state="attached")
+    lab = Lab(page, ".one")
+    lab.press("run")
+    lab.wait_for("finished")
+    lab.press("pin")
+    until(lambda: lab.root.locator(".gradlab-pins input").count() == 1)
+
+    def darkest() -> int:
+        """The smallest of the three components of the words' color."""
+        color = lab.root.locator(".gradlab-status [role=status]").evaluate("(each) => getComputedStyle(each).color")
+        return min(int(part) for part in color[color.index("(") + 1 : -1].split(",")[:3])
+
+    until(lambda: darkest() > 150, darkest)  # light words
+    view = lab.root.locator("img.gradlab-view-losses")
+    white = "rgb(255, 255, 255)"
+    assert view.evaluate("(each) => getComputedStyle(each).backgroundColor") == white  # pictures on white
+    page.screenshot(path=SCREENSHOTS / "lab_dark.png")
+    close(page)
+
+
+def test_labs_in_one_notebook_a_run_that_diverges_a_free_kernel_and_a_restart(browser, whole_notebooks):
+    page = run_notebook(browser, whole_notebooks, "labs.ipynb", "the kernel is free")
+    one, two = Lab(page, ".one"), Lab(page, ".two")
+    one.press("run")
+    two.press("accumulation_steps", "ArrowRight")
+    for lab in (one, two):
+        lab.wait_for("finished")
+        assert "update 60 of 60" in lab.status()
+    assert "now: k = 5" in one.words("losses") and "now: k = 6" in two.words("losses")
+    assert one.words("losses") != two.words("losses")
+
+    wild = Lab(page, ".wild")
+    wild.press("run")
+    wild.wait_for("diverged")
+    assert "try a smaller learning rate" in wild.status()
+
+    # While one trains, another cell runs; the same cell run twice leaves one lab on the page, and both work.
+    one.set_budget(ENDLESS)
+    one.wait_for("running")
+    page.locator(".jp-Cell").last.click()
+    page.keyboard.press("Control+Enter")
+    page.locator(".jp-StatusBar-Widget", has_text="| Idle").first.wait_for()
+    assert "running" in one.status()
+
+    # A restart in the middle of a run: a new kernel, a new lab, no remains.
+    choose_menu(page, "Kernel", "Restart Kernel and Run All Cells")
+    page.locator(".jp-Dialog .jp-mod-accept").click()
+    until(lambda: page.locator(".one").count() == 1 and "idle" in one.status())
+    one.press("run")
+    one.wait_for("finished")
+    assert "update 60 of 60" in one.status()
+    close(page)

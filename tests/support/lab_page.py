@@ -1,0 +1,184 @@
+"""Notebooks and labs on a page of a real browser: opening, pressing keys, waiting, reading.
+
+Every wait ends as soon as its condition holds. The deadline only ends a test that would wait forever.
+"""
+
+import json
+import pathlib
+import socket
+import time
+import urllib.request
+
+import pytest
+from paths import ROOT
+
+SCREENSHOTS = ROOT / "tests" / "screenshots"
+TOKEN = "a-token-for-tests"
+DEADLINE = 180  # seconds; a quiet machine needs a few at most
+
+# A notebook with three small labs: two alike, and one that diverges.
+LABS = (
+    "import gradlab\ngradlab.setup(seed=0)",
+    "one = gradlab.AccumulationLab(updates=60, seeds=2, hide=('toy', 'cost'))\none.view.add_class('one')\none",
+    "two = gradlab.AccumulationLab(updates=60, seeds=2, seed=7, hide=('toy', 'cost'))\ntwo.view.add_class('two')\ntwo",
+    "wild = gradlab.AccumulationLab(optimizer='sgd', learning_rate=1e30, updates=60, hide=('toy', 'cost'))\n"
+    "wild.view.add_class('wild')\nwild",
+    "print('the kernel', 'is free')",
+)
+
+
+def until(condition, explain=lambda: "", seconds: float = DEADLINE) -> float:
+    """Wait for a condition, and return the seconds that it took."""
+    began = time.monotonic()
+    while not condition():
+        if time.monotonic() - began > seconds:
+            pytest.fail(f"not within {seconds} s. {explain()}")
+        time.sleep(0.05)
+    return time.monotonic() - began
+
+
+def free_port() -> int:
+    """A TCP port that nothing listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def listens(port: int, address: str = "127.0.0.1") -> bool:
+    """Whether a program accepts connections on a port."""
+    with socket.socket() as probe:
+        probe.settimeout(10)
+        return probe.connect_ex((address, port)) == 0
+
+
+def write_notebook(path: pathlib.Path, *sources: str) -> None:
+    """Write a notebook of code cells."""
+    cell = {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None}
+    cells = [cell | {"id": f"cell-{number}", "source": source} for number, source in enumerate(sources)]
+    kernel = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+    path.write_text(
+        json.dumps({"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5})
+    )
+
+
+def ask(server: str, path: str, method: str = "GET", **content) -> bytes:
+    """Call JupyterLab's own interface over HTTP."""
+    request = urllib.request.Request(f"{server}/{path}", method=method, headers={"Authorization": f"token {TOKEN}"})
+    if content:
+        request.data = json.dumps(content).encode()
+    with urllib.request.urlopen(request, timeout=DEADLINE) as answer:
+        return answer.read()
+
+
+def answers(server: str) -> bool:
+    """Whether JupyterLab is up."""
+    try:
+        ask(server, "api")
+    except OSError:
+        return False
+    return True
+
+
+def set_setting(server: str, plugin: str, **settings) -> None:
+    """Change what a user would change in JupyterLab's settings."""
+    ask(server, f"lab/api/settings/@jupyterlab/{plugin}", "PUT", raw=json.dumps(settings))
+
+
+def end_kernels(server: str) -> None:
+    """End all kernels: they survive the pages that started them."""
+    for session in json.loads(ask(server, "api/sessions")):
+        ask(server, f"api/sessions/{session['id']}", "DELETE")
+
+
+def open_notebook(browser, server: str, notebook: str, viewport=None):
+    """A page with a notebook whose kernel is ready."""
+    page = browser.new_context(viewport=viewport or {"width": 1280, "height": 1300}).new_page()
+    page.set_default_timeout(1000 * DEADLINE)
+    page.set_default_navigation_timeout(1000 * DEADLINE)
+    page.goto(f"{server}/lab/tree/{notebook}?reset&token={TOKEN}")
+    page.locator(".jp-StatusBar-Widget", has_text="| Idle").first.wait_for()
+    return page
+
+
+def run_notebook(browser, server: str, notebook: str, ready: str, viewport=None):
+    """A page with a notebook that was run until an output shows the text `ready`."""
+    page = open_notebook(browser, server, notebook, viewport)
+    choose_menu(page, "Run", "Run All Cells")
+    page.locator(".jp-OutputArea-output", has_text=ready).first.wait_for()
+    assert page.locator(".jupyter-widgets-error-widget").count() == 0
+    return page
+
+
+def choose_menu(page, menu: str, *items: str) -> None:
+    """Choose from JupyterLab's menu."""
+    page.get_by_role("menuitem", name=menu, exact=True).click()
+    for item in items:
+        page.get_by_role("menuitem", name=item).first.click()
+
+
+def close(page) -> None:
+    """Close the page, and fail if an error happened in a thread or a callback: only the log console shows those."""
+    assert page.locator(".jp-LogConsoleStatusItem.lm-mod-hidden").count() == 1, "JupyterLab's log console has news"
+    page.context.close()
+
+
+class Lab:
+    """A lab on the page. Parts are found by the CSS classes of its widgets, never by their labels."""
+
+    def __init__(self, page, root=".gradlab-lab"):
+        self.page, self.root = page, page.locator(root).first
+
+    def status(self) -> str:
+        return self.root.locator(".gradlab-status [role=status]").inner_text()
+
+    def text(self, name: str) -> str:
+        return self.root.locator(f".gradlab-{name}").inner_text()
+
+    def words(self, view: str) -> str:
+        """The text alternative of a view."""
+        return self.root.locator(f".gradlab-words-{view}").inner_text()
+
+    def control(self, name: str):
+        return self.root.locator(f".gradlab-{name}").locator("[role=slider], select, input").first
+
+    def press(self, name: str, key: str = "Enter") -> None:
+        """Press a key on a button or a control: nothing here uses the mouse."""
+        button = self.root.locator(f"button.gradlab-{name}")
+        target = button if button.count() else self.control(name)
+        target.focus()
+        target.press(key)
+
+    def choose(self, name: str, option: str) -> None:
+        """Type an option's name with its list focused: what a list does with keys."""
+
+        def typed() -> bool:
+            # A list takes keys that come more than a second apart for the beginnings of other names: type again then.
+            self.control(name).focus()
+            self.control(name).press_sequentially(option)
+            if self.control(name).locator("option:checked").inner_text() == option:
+                return True
+            self.page.wait_for_timeout(1500)
+            return False
+
+        until(typed)
+
+    def set_budget(self, updates: int) -> None:
+        """Type the length of a run."""
+        self.control("budget").fill(str(updates))
+        self.control("budget").press("Enter")
+
+    def pixels(self, view: str) -> str:
+        """A view as drawn, pixel by pixel: addresses of images differ even when the images do not."""
+        return self.root.locator(f"img.gradlab-view-{view}").evaluate(
+            """async (image) => {
+                await image.decode();
+                const canvas = document.createElement("canvas");
+                [canvas.width, canvas.height] = [image.naturalWidth, image.naturalHeight];
+                canvas.getContext("2d").drawImage(image, 0, 0);
+                return canvas.toDataURL();
+            }"""
+        )
+
+    def wait_for(self, word: str) -> float:
+        """Wait until the status line contains a word, and return the seconds that it took."""
+        return until(lambda: word in self.status(), self.status)
