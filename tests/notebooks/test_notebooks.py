@@ -147,7 +147,7 @@ def test_every_public_name_exists_and_is_taught():
     assert set(gradlab.__all__) - {"__version__"} <= taught
 
 
-def test_readme_s_learning_path_lists_each_with_its_minutes():
+def test_the_learning_path_in_readme_lists_each_with_its_minutes():
     readme = (ROOT / "README.md").read_text()
     for path in COURSE:
         minutes = re.search(r"\*\*Time\*\*: (\d+) minutes", path.read_text()).group(1)

@@ -455,14 +455,21 @@ def test_fit_on_two_devices(family, float64, two_devices):
     np.testing.assert_allclose(history["loss"], losses["loss"], rtol=1e-6)  # Keras keeps its losses in float32
 
 
-def test_fit_makes_its_variables_beforehand_and_no_norms():
+def test_fit_makes_its_variables_beforehand_and_no_norms(monkeypatch):
+    while_tracing, norms, build = [], [], update.WindowUpdate.build
+
+    def recorded(self):
+        while_tracing.append(tf.inside_function())
+        build(self)
+
+    monkeypatch.setattr(update.WindowUpdate, "build", recorded)
+    monkeypatch.setattr(update, "mean_norms", lambda *args: norms.append(args))
     small = gradlab.microbatched(large_batch.build("dense"), 3)
     small.compile("adam", **large_batch.loss("dense"))
-    small.make_train_function()
-    assert small.optimizer.built and len(small._window_update._accumulators) == len(small.trainable_variables)
     x, y = large_batch.data("dense", 6)
-    update = tf.function(small._window_update, autograph=False)(tf.constant(x), tf.constant(y))
-    assert update.gradient_norms is None and len(update.losses) == 2
+    small.fit(x, y, verbose=0)
+    assert while_tracing[0] is False and small.optimizer.built
+    assert not norms
 
 
 class Crowd(keras.layers.Layer):
@@ -563,17 +570,22 @@ def test_run_eagerly(float64):
 XLA = """
 import gradlab
 gradlab.setup()
-import keras, numpy as np
+import keras, numpy as np, tensorflow as tf
 x = np.random.default_rng(0).normal(size=(11, 4)).astype("float32")
-weights = []
+weights, compiled, function = [], [], tf.function
+def recorded(*arguments, **options):
+    compiled.append(options.get("jit_compile"))
+    return function(*arguments, **options)
+tf.function = recorded
 for jit in (True, False):
     hidden = keras.layers.Dense(3, "tanh", activity_regularizer="l2")
     model = keras.Sequential([keras.Input([4]), hidden, keras.layers.Dense(1)])
     model.set_weights([np.full(w.shape, 0.25) for w in model.get_weights()])
     small = gradlab.microbatched(model, 3)
     small.compile(keras.optimizers.SGD(0.125), "mse", jit_compile=jit, metrics=["mae"])
-    assert small._window_update._jit is jit and not small.jit_compile
+    compiled.clear()
     small.fit(x, x[:, :1], batch_size=8, shuffle=False, verbose=0)
+    assert (True in compiled) is jit and not small.jit_compile  # the micro-batches, not the loop around them
     weights.append(model.get_weights())
 for one, other in zip(*weights):
     np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
