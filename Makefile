@@ -48,9 +48,13 @@ test: .venv/ready
 test-slow: .venv/ready
 	.venv/bin/python $(PYTEST) -m slow tests
 
-# Only the helper has this range of versions; the lab runs on the versions of requirements.txt.
+# Only the helper has this range of versions; the lab runs on the versions of requirements.txt. Other tests of the helper
+# need the lab, mypy or several processes.
+HELPER_TESTS := $(foreach name,averaging accumulator window static_graph runtime,tests/test_$(name).py) \
+    tests/training tests/measure tests/drawing tests/lab/experiments/test_methods.py
+
 test-lowest: .venv-lowest/ready
-	.venv-lowest/bin/python $(PYTEST) -m "not slow" tests/test_*.py tests/training tests/measure tests/drawing tests/lab/experiments/test_methods.py
+	.venv-lowest/bin/python $(PYTEST) -m "not slow" $(HELPER_TESTS)
 
 style: .venv/ready
 	.venv/bin/ruff check .
