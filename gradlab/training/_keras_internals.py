@@ -1,6 +1,6 @@
 """Every private part of Keras that gradlab uses. The tests run with the oldest and the newest Keras that are supported.
 
-Each function says why the public API is not enough. Checked with Keras 3.12 to 3.15.
+Each function says why the public API is not enough. Checked with Keras 3.14 and 3.15.
 """
 
 from collections.abc import Callable
