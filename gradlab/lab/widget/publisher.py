@@ -34,6 +34,7 @@ class Publisher:
         self._thread: threading.Thread | None = None
         self._awake = False  # False once the thread has decided to end, a moment before it is dead
         self._closed = False
+        self._said: tuple[Run, Status] | None = None  # the last status that was shown
         self.news = threading.Event()
         self.refusal = ""
 
@@ -70,14 +71,19 @@ class Publisher:
                 self._panel.paint(name, png, description)
 
     def show_counters(self, run: Run) -> None:
-        """Show the progress, narration and status of a run, unless it is no longer the current one."""
+        """Show the progress, narration and status of a run, unless it is no longer the current one.
+
+        A status is shown once, so that it does not replace a sentence that the lab has shown since then.
+        """
         with self._runner.guard:
             if run is not self._runner.current:
                 return
             self._panel.progress.value = run.progress
             self._panel.narrate(run.narration)
-            if not self.refusal:
-                self._panel.show_status(run.status())
+            said = run, run.status()
+            if not self.refusal and said != self._said:
+                self._panel.show_status(said[1])
+                self._said = said
 
     def _publish(self) -> None:
         painted: dict[str, float] = {}

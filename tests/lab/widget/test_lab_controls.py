@@ -36,6 +36,15 @@ def test_without_rerun_a_changed_control_waits_for_run(make):
     assert lab.result.losses.shape == (2, 5, 7)
 
 
+def test_what_the_lab_says_after_a_run_is_not_replaced_by_the_end_of_the_run(make):
+    lab = make(rerun=False)
+    run_to_the_end(lab)
+    widget(lab, "accumulation_steps").value = 7
+    lab.stop()  # wakes the thread that shows the run, which may also still be at work when the control changes
+    lab.wait()
+    assert "the controls have changed: press Run" in lab.status
+
+
 def test_of_many_quick_changes_the_run_of_the_last_one_survives(make):
     lab = make(updates=50)
     for steps in range(1, 21):
