@@ -117,7 +117,7 @@ def lab(page):
     """The notebook's first lab, in its initial state."""
     lab = Lab(page)
     lab.press("reset")
-    lab.wait_for("idle")
+    lab.wait_for("idle")  # every test leaves the lab in another state, so that this word means the reset
     pinned = lab.root.locator("button.gradlab-remove")
     while count := pinned.count():
         pinned.first.press("Enter")
