@@ -10,8 +10,10 @@ import pytest
 from lab_page import (
     LABS,
     SCREENSHOTS,
+    SMALL,
     TOKEN,
     Lab,
+    add_cell,
     answers,
     close,
     free_port,
@@ -56,9 +58,10 @@ def browser():
 
 @pytest.fixture(scope="session")
 def notebooks(tmp_path_factory):
-    """A copy of the notebooks, which JupyterLab may save over, and one more with several labs."""
+    """A copy of the notebooks, which JupyterLab may save over, with one more lab in 00 and one more notebook."""
     folder = tmp_path_factory.mktemp("course") / "notebooks"
     shutil.copytree(ROOT / "notebooks", folder, ignore=shutil.ignore_patterns(".ipynb_checkpoints", "gradlab-*"))
+    add_cell(folder / "00_start_here.ipynb", SMALL)
     write_notebook(folder / "labs.ipynb", *LABS)
     return folder
 
@@ -98,7 +101,7 @@ def whole_notebooks(server):
     """The server, with all cells of a notebook in the page, not only the visible ones."""
     set_setting(server, "notebook-extension:tracker", windowingMode="none")
     yield server
-    set_setting(server, "notebook-extension:tracker", windowingMode="full")
+    set_setting(server, "notebook-extension:tracker", windowingMode="contentVisibility")
     set_setting(server, "apputils-extension:themes", theme="JupyterLab Light")
 
 
@@ -114,10 +117,20 @@ def page(browser, server):
 
 @pytest.fixture
 def lab(page):
-    """The notebook's first lab, in its initial state."""
-    lab = Lab(page)
+    """The first lab of notebook 00, in its initial state."""
+    return _reset(Lab(page))
+
+
+@pytest.fixture
+def small(page):
+    """A lab in the same page whose runs are short, in its initial state."""
+    return _reset(Lab(page, ".small"))
+
+
+def _reset(lab):
+    lab.root.scroll_into_view_if_needed()
     lab.press("reset")
-    lab.wait_for("idle")  # every test leaves the lab in another state, so that this word means the reset
+    lab.wait_for("idle")  # every test leaves its lab in another state, so that this word means the reset
     pinned = lab.root.locator("button.gradlab-remove")
     while count := pinned.count():
         pinned.first.press("Enter")

@@ -118,141 +118,145 @@ def test_a_slider_dragged_through_twenty_values_ends_in_one_run_the_right_one(pa
     small[0].save(SCREENSHOTS / "lab.gif", save_all=True, append_images=small[1:], duration=400, loop=0)
 
 
-def test_stop_ends_a_run_of_many_micro_batches(lab):
-    lab.set_budget(ENDLESS)
-    lab.press("microbatch_size", "Home")  # one example a micro-batch
-    lab.press("accumulation_steps", "End")  # fifty of them
-    until(lambda: "now: k = 50, b = 1" in lab.words("losses"))
-    lab.press("stop")
-    seconds = lab.wait_for("stopped")
+def test_stop_ends_a_run_of_many_micro_batches(small):
+    small.set_budget(ENDLESS)
+    small.press("microbatch_size", "Home")  # one example a micro-batch
+    small.press("accumulation_steps", "End")  # fifty of them
+    until(lambda: "now: k = 50, b = 1" in small.words("losses"))
+    small.press("stop")
+    seconds = small.wait_for("stopped")
     print(f"Stop to stopped: {seconds:.3f} s")
-    assert f"of {ENDLESS}" in lab.status() and f"update {ENDLESS}" not in lab.status()
+    assert f"of {ENDLESS}" in small.status() and f"update {ENDLESS}" not in small.status()
 
 
-def test_steps_pause_and_slow_motion(page, lab):
-    lab.press("step_microbatch")
-    until(lambda: "micro-batch 1 of 5: loss" in lab.text("narration"))
-    lab.wait_for("paused")
-    lab.press("step_microbatch")
-    until(lambda: "micro-batch 2 of 5" in lab.text("narration"))
+def test_steps_pause_and_slow_motion(page, small):
+    small.press("step_microbatch")
+    until(lambda: "micro-batch 1 of 5: loss" in small.text("narration"))
+    small.wait_for("paused")
+    small.press("step_microbatch")
+    until(lambda: "micro-batch 2 of 5" in small.text("narration"))
     page.screenshot(path=SCREENSHOTS / "lab_step.png")
-    lab.press("step_update")
-    until(lambda: "5 gradients averaged" in lab.text("narration"))
-    lab.press("pause")  # resumes the run
-    lab.wait_for("finished")
+    small.press("step_update")
+    until(lambda: "5 gradients averaged" in small.text("narration"))
+    small.press("pause")  # resumes the run
+    small.wait_for("finished")
 
-    lab.set_budget(ENDLESS)
-    lab.wait_for("running")
-    lab.press("slow")
-    until(lambda: "added to the accumulator" in lab.text("narration"))
-    lab.press("slow")
-    until(lambda: not lab.text("narration"))
-    lab.press("pause")
-    lab.wait_for("paused")
-    lab.press("pause")
-    lab.wait_for("running")
-    lab.press("stop")
-    lab.wait_for("stopped")
+    small.set_budget(ENDLESS)
+    small.wait_for("running")
+    small.press("slow")
+    until(lambda: "added to the accumulator" in small.text("narration"))
+    small.press("slow")
+    until(lambda: not small.text("narration"))
+    small.press("pause")
+    small.wait_for("paused")
+    small.press("pause")
+    small.wait_for("running")
+    small.press("stop")
+    small.wait_for("stopped")
 
 
-def test_pin_compare_rename_and_remove(lab):
-    lab.press("accumulation_steps", "Home")
-    until(lambda: "now: k = 1, b = 20: from" in lab.words("losses"))
-    lab.wait_for("finished")
-    lab.press("pin")
-    rows = lab.root.locator(".gradlab-pins input")
+def test_pin_compare_rename_and_remove(small):
+    small.press("accumulation_steps", "Home")
+    until(lambda: "now: k = 1, b = 20: from" in small.words("losses"))
+    small.wait_for("finished")
+    small.press("pin")
+    rows = small.root.locator(".gradlab-pins input")
     until(lambda: rows.count() == 1)
     rows.first.fill("no accumulation")
     rows.first.press("Enter")
-    until(lambda: "no accumulation: from" in lab.words("losses"))
+    until(lambda: "no accumulation: from" in small.words("losses"))
     for _ in range(19):
-        lab.press("accumulation_steps", "ArrowRight")
-    until(lambda: "now: k = 20, b = 20: from" in lab.words("losses"))
-    lab.wait_for("finished")
-    lab.root.screenshot(path=SCREENSHOTS / "lab_pins.png")
-    assert "1 × 20 = 20" in lab.text("pins") and "±" in lab.text("pins")
-    lab.press("pin")
+        small.press("accumulation_steps", "ArrowRight")
+    until(lambda: "now: k = 20, b = 20: from" in small.words("losses"))
+    small.wait_for("finished")
+    small.root.screenshot(path=SCREENSHOTS / "lab_pins.png")
+    assert "1 × 20 = 20" in small.text("pins") and "±" in small.text("pins")
+    small.press("pin")
     until(lambda: rows.count() == 2)
-    lab.choose("against", "examples")
-    until(lambda: "examples" in lab.words("accuracy"))
-    lab.root.locator("button.gradlab-remove").first.press("Enter")
-    until(lambda: rows.count() == 1 and "no accumulation" not in lab.words("losses"))
-    lab.choose("against", "updates")
+    small.choose("against", "examples")
+    until(lambda: "examples" in small.words("accuracy"))
+    small.root.locator("button.gradlab-remove").first.press("Enter")
+    until(lambda: rows.count() == 1 and "no accumulation" not in small.words("losses"))
+    small.choose("against", "updates")
 
 
-def test_export_and_code(lab):
-    lab.press("run")
-    lab.wait_for("finished")
+def test_export_and_code(small):
+    small.press("run")
+    small.wait_for("finished")
     for name in ("csv", "png"):
-        lab.press(name)
-        lab.wait_for(f".{name}")
-        path = pathlib.Path(lab.status().split("written: ")[1])
+        small.press(name)
+        small.wait_for(f".{name}")
+        path = pathlib.Path(small.status().split("written: ")[1])
         assert path.is_file() and path.stat().st_size > 10_000
-    lab.press("code")
-    until(lambda: "gradlab.Experiment(" in lab.text("listing"))
-    lab.press("code")
+    small.press("code")
+    until(lambda: "gradlab.Experiment(" in small.text("listing"))
+    small.press("code")
 
 
-def test_other_methods_models_and_budgets_by_keyboard(lab):
-    lab.choose("method", "variables")
-    until(lambda: lab.status().partition(": ")[2].startswith("seed "), lab.status)  # it trains one seed after the other
-    lab.press("towers", "ArrowRight")
-    until(lambda: "2 × 5 × 20 = 200" in lab.text("batch"))
-    lab.press("seeds", "Home")
-    lab.wait_for("seed 0, update 300")
-    lab.choose("budget_kind", "examples")
-    until(lambda: lab.control("budget").input_value().startswith("30000"))
-    lab.wait_for("finished: seed 0, update 150,")  # 30,000 examples, 200 per update
+def test_other_methods_models_and_budgets_by_keyboard(small):
+    small.choose("method", "variables")
+    until(
+        lambda: small.status().partition(": ")[2].startswith("seed "), small.status
+    )  # it trains one seed after the other
+    small.press("towers", "ArrowRight")
+    until(lambda: "2 × 5 × 20 = 200" in small.text("batch"))
+    small.press("seeds", "Home")
+    small.wait_for("seed 0, update 60")
+    small.choose("budget_kind", "examples")
+    until(lambda: small.control("budget").input_value().startswith("30000"))
+    small.wait_for("finished: seed 0, update 150,")  # 30,000 examples, 200 per update
 
 
-def test_the_code_follows_every_control(lab):
-    lab.press("seeds", "Home")
-    lab.press("code")
-    lab.press("learning_rate", "ArrowRight")
-    lab.press("microbatch_size", "ArrowLeft")
+def test_the_code_follows_every_control(small):
+    small.press("seeds", "Home")
+    small.press("code")
+    small.press("learning_rate", "ArrowRight")
+    small.press("microbatch_size", "ArrowLeft")
     for name, option in (("optimizer", "adamw"), ("model", "lenet"), ("method", "placeholders")):
-        lab.choose(name, option)
+        small.choose(name, option)
     for words in ("learning_rate=0.0012", "microbatch_size=19", "seeds=1", "optimizer='adamw'", "'placeholders'"):
-        until(lambda words=words: words in lab.text("listing"), lambda: lab.text("listing"))
-    lab.press("code")
-    lab.press("stop")
-    until(lambda: any(word in lab.status() for word in ("stopped", "finished")), lab.status)
-    lab.choose("dataset", "fashion_mnist")  # it must be downloaded, which is not possible on every machine
-    until(lambda: any(word in lab.status() for word in ("failed", "running", "finished")), lab.status)
-    if "failed" in lab.status():
-        assert "fashion_mnist must be downloaded the first time" in lab.status()
-        assert "Traceback" in lab.root.locator(".gradlab-status details").inner_html()
+        until(lambda words=words: words in small.text("listing"), lambda: small.text("listing"))
+    small.press("code")
+    small.press("stop")
+    until(lambda: any(word in small.status() for word in ("stopped", "finished")), small.status)
+    before = small.status()
+    small.choose("dataset", "fashion_mnist")  # it must be downloaded, which is not possible on every machine
+    ends = ("failed", "running", "finished")
+    until(lambda: small.status() != before and small.status().startswith(ends), small.status)
+    if "failed" in small.status():
+        assert "fashion_mnist must be downloaded the first time" in small.status()
+        assert "Traceback" in small.root.locator(".gradlab-status details").inner_html()
 
 
-def test_without_rerun_a_moved_slider_waits(page, lab):
+def test_without_rerun_a_moved_slider_waits(page, small):
     def waits() -> bool:
-        lab.press("accumulation_steps", "ArrowRight")
+        small.press("accumulation_steps", "ArrowRight")
         page.wait_for_timeout(500)
-        return "changed: press Run" in lab.status()
+        return "changed: press Run" in small.status()
 
-    lab.control("rerun").focus()
-    lab.control("rerun").press("Space")
+    small.control("rerun").focus()
+    small.control("rerun").press("Space")
     # JupyterLab sends a widget's first message to the kernel's main thread and later ones to another thread, so the
     # slider's message can overtake the checkbox's: move the slider until a move comes second.
-    until(waits, lab.status)
-    lab.control("rerun").press("Space")
-    lab.press("accumulation_steps", "ArrowRight")
-    lab.wait_for("finished")
+    until(waits, small.status)
+    small.control("rerun").press("Space")
+    small.press("accumulation_steps", "ArrowRight")
+    small.wait_for("finished")
 
 
-def test_keys_stay_in_the_lab(page, lab):
+def test_keys_stay_in_the_lab(page, small):
     """In command mode JupyterLab takes plain keys for its cells; not those of a control that has the focus."""
     cells = page.locator(".jp-Cell").count()
-    lab.press("accumulation_steps", "d")
-    lab.press("accumulation_steps", "d")
-    lab.press("run", "x")
+    small.press("accumulation_steps", "d")
+    small.press("accumulation_steps", "d")
+    small.press("run", "x")
     page.wait_for_timeout(300)
     assert page.locator(".jp-Cell").count() == cells
     for name in ("method", "optimizer", "model", "dataset", "budget_kind", "against"):
-        control = lab.control(name)
+        control = small.control(name)
         value = control.input_value()
         for key in ("ArrowDown", "ArrowUp"):
-            lab.press(name, key)
+            small.press(name, key)
             if control.input_value() != value:
                 break
         assert control.input_value() != value, name
@@ -260,32 +264,32 @@ def test_keys_stay_in_the_lab(page, lab):
 
 
 def test_focus_is_seen(page):
-    lab = Lab(page)
+    small = Lab(page, ".small")
     for name in ("run", "pause", "stop"):
-        lab.root.locator(f"button.gradlab-{name}").focus()
-        lab.page.keyboard.press("Tab")
-        outline = lab.page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        small.root.locator(f"button.gradlab-{name}").focus()
+        small.page.keyboard.press("Tab")
+        outline = small.page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
         assert outline == "solid", name
 
 
 @pytest.mark.parametrize("width", [1280, 800])
-def test_nothing_is_cut_off(page, lab, width):
-    lab.press("run")
-    lab.wait_for("finished")
+def test_nothing_is_cut_off(page, small, width):
+    small.press("run")
+    small.wait_for("finished")
     page.set_viewport_size({"width": width, "height": 1300})
-    until(lambda: lab.root.bounding_box()["width"] < width)
+    until(lambda: small.root.bounding_box()["width"] < width)
 
     def cut_off() -> list:
-        frame = lab.root.bounding_box()
+        frame = small.root.bounding_box()
         left, right = frame["x"] - 1, frame["x"] + frame["width"] + 1
-        parts = lab.root.locator("img, button, .widget-inline-hbox, .gradlab-batch").all()
+        parts = small.root.locator("img, button, .widget-inline-hbox, .gradlab-batch").all()
         boxes = [box for box in (part.bounding_box() for part in parts) if box and box["width"]]
         assert len(boxes) > 20
         return [box for box in boxes if box["x"] < left or box["x"] + box["width"] > right]
 
     until(lambda: not cut_off(), cut_off, seconds=30)  # the layout follows the page's width with a delay
     for name in ("accumulation_steps", "learning_rate", "against"):
-        label = lab.root.locator(f".gradlab-{name} label").first
+        label = small.root.locator(f".gradlab-{name} label").first
         assert label.evaluate("(each) => each.scrollWidth <= each.clientWidth"), name
     page.screenshot(path=SCREENSHOTS / f"lab_width_{width}.png")
     page.set_viewport_size({"width": 1280, "height": 1300})

@@ -16,6 +16,8 @@ SCREENSHOTS = ROOT / "tests" / "screenshots"
 TOKEN = "a-token-for-tests"
 DEADLINE = 180  # seconds; a quiet machine needs a few at most
 
+# A lab whose runs take a fraction of a second.
+SMALL = "small = gradlab.AccumulationLab(updates=60, seeds=2)\nsmall.view.add_class('small')\nsmall"
 # A notebook with three small labs: two alike, and one that diverges.
 LABS = (
     "import gradlab\ngradlab.setup(seed=0)",
@@ -68,6 +70,14 @@ def ask(server: str, path: str, method: str = "GET", **content) -> bytes:
         request.data = json.dumps(content).encode()
     with urllib.request.urlopen(request, timeout=DEADLINE) as answer:
         return answer.read()
+
+
+def add_cell(path: pathlib.Path, source: str) -> None:
+    """Add a code cell to the end of a notebook."""
+    notebook = json.loads(path.read_text())
+    cell = {"cell_type": "code", "id": "added", "metadata": {}, "outputs": [], "execution_count": None}
+    notebook["cells"].append(cell | {"source": source})
+    path.write_text(json.dumps(notebook))
 
 
 def answers(server: str) -> bool:
