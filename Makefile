@@ -39,8 +39,8 @@ app: .venv/ready
 	@exec .venv/bin/python -m voila --Voila.ip=$(HOST) --port=$(PORT) $(if $(filter no,$(BROWSER)),--no-browser) \
 	    --VoilaConfiguration.theme=$(THEME) notebooks/app/lab.ipynb
 
-# conftest.py divides the files among the workers. Benchmark tests and memory tests are among the slow ones.
-PYTEST := -m pytest --numprocesses $(WORKERS)
+# A file runs in one worker, and conftest.py puts the longest files first.
+PYTEST := -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: .venv/ready
 	.venv/bin/python $(PYTEST) -m "not slow" --nbval --nbval-sanitize-with tests/nbval_sanitize.cfg tests notebooks gradlab

@@ -1,4 +1,4 @@
-"""What several test modules start from: a type to compute in, and two devices to train on."""
+"""Fixtures of several test modules: float64 as the type of computation, and two devices to train on."""
 
 import keras
 import pytest
@@ -9,7 +9,7 @@ from hypothesis import settings
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 
-collect_ignore_glob = ["*_worker.py"]  # programs that tests start in processes of their own
+collect_ignore_glob = ["*_worker.py"]  # programs that tests start as separate processes
 
 
 @pytest.fixture
@@ -23,5 +23,5 @@ def float64():
 
 @pytest.fixture(scope="session")
 def two_devices():
-    """One strategy for all tests: TensorFlow mixes up the collectives of two such in one process."""
+    """One strategy for all tests of a process: with two of them, TensorFlow confuses their collectives."""
     return tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])

@@ -1,6 +1,6 @@
-"""Prints how far updates push this process' peak memory, in MiB: python memory_worker.py MICRO_BATCHES UPDATES
+"""Print by how many MiB updates raise the peak memory of this process: python memory_worker.py MICRO_BATCHES UPDATES
 
-0 micro-batches: an update from one example without gradlab, to compare with.
+With 0 micro-batches, an update uses one example and no gradlab, for comparison.
 """
 
 import sys
@@ -34,7 +34,7 @@ def memory(name):
 
 before = memory("VmRSS")
 with open("/proc/self/clear_refs", "w") as peak:
-    peak.write("5")  # the peak begins anew
+    peak.write("5")  # resets the peak to the present size
 trainer = gradlab.Trainer(model, optimizer, "mse", 1) if k else None
 for _ in range(updates):
     trainer.step(x, y) if k else one_example()

@@ -1,4 +1,4 @@
-"""What a window needs in memory, in processes of their own."""
+"""The memory that a window needs, measured in separate processes."""
 
 import os
 import re
@@ -10,20 +10,20 @@ import pytest
 from paths import SUPPORT
 
 WORKER = str(SUPPORT / "memory_worker.py")
-# glibc keeps freed memory for later, more or less as threads happen to run. Like this it gives large pieces back, so
-# that what is measured is what TensorFlow held.
+# glibc keeps freed memory for later use, and how much depends on the timing of the threads. With these settings it
+# returns large pieces at once, so the measured peak is what TensorFlow held.
 GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_ARENA_MAX": "1"}
 
 
 def growth(micro_batches, updates):
-    """MiB by which the peak grew, and MiB of the parameters."""
+    """The growth of the peak, and the size of the parameters, both in MiB."""
     command = [sys.executable, WORKER, str(micro_batches), str(updates)]
     done = subprocess.run(command, env={**os.environ, **GIVE_BACK}, capture_output=True, text=True, check=True)
     return [float(number) for number in re.search(r"growth (\S+) parameters (\S+)", done.stdout).groups()]
 
 
 def least(micro_batches, updates, limit):
-    """The growth, measured again where it is above the limit: chance can only add to what is needed."""
+    """The growth, measured up to three times while it is above the limit: chance can only add to what is needed."""
     for _ in range(3):
         found = growth(micro_batches, updates)[0]
         if found <= limit:
@@ -34,7 +34,7 @@ def least(micro_batches, updates, limit):
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are read from Linux's /proc")
 def test_a_window_needs_one_example_and_one_accumulator_however_long_it_is():
-    """VGG-16, micro-batches of one example, as many of them in each process."""
+    """VGG-16 with micro-batches of one example; every process trains on the same number of them."""
     one, parameters = growth(0, 16)
     limit = 1.15 * (one + parameters)  # an accumulator is as large as the parameters
     short = least(8, 16, limit)
