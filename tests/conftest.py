@@ -3,11 +3,6 @@
 import keras
 import pytest
 import tensorflow as tf
-from hypothesis import settings
-
-# An example may take longer than Hypothesis' 200 ms on a busy machine; that is no failure.
-settings.register_profile("patient", deadline=None)
-settings.load_profile("patient")
 
 collect_ignore_glob = ["*_worker.py"]  # programs that tests start as separate processes
 

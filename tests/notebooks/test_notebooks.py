@@ -1,4 +1,4 @@
-"""The committed notebooks: their form, their prose and their exercises. Running them is the part of nbval (make test)."""
+"""The committed notebooks: their form, their prose and their exercises. nbval runs them (make test)."""
 
 import importlib
 import inspect
