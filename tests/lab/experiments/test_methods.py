@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import reference
 import tensorflow as tf
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gradlab import static_graph
@@ -15,9 +15,6 @@ from gradlab.accumulator import GradientAccumulator
 from gradlab.lab.experiments import methods, models, optimizers
 from gradlab.lab.experiments.methods import compiled
 from gradlab.window import Window
-
-settings.register_profile("gradlab", deadline=None, max_examples=40)
-settings.load_profile("gradlab")
 
 OPTIMIZERS = optimizers.OPTIMIZERS
 # (method, towers)
