@@ -1,6 +1,6 @@
 """Check that gradlab has not become slower: compares ratios to one big batch with recorded ratios.
 
-    python -m benchmarks.guard            fails if a ratio is 30 % worse than recorded, three times in a row
+    python -m benchmarks.guard            fails if a ratio is 30 % worse than recorded in each of six measurements
     python -m benchmarks.guard --record   records the ratios measured now
 
 All times are taken in one process, so the speed of the machine cancels out of the ratios.
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 RECORDED = pathlib.Path(__file__).parent / "recorded.json"
 WORSE = 1.3  # a ratio this many times the recorded one is too slow
+# Other work on the machine can slow down one side of a ratio: two micro-batches in flight need a second free core. So the
+# best ratio of several measurements counts. Code that has become slower is slower in all of them.
+MEASUREMENTS = 6
 # For each case: the way, the network, k and b.
 CASES = {
     "lenet 5x20": ("gradlab", "lenet", 5, 20),
@@ -100,11 +103,11 @@ def main() -> None:
         print(found)
         return
     recorded = json.loads(RECORDED.read_text())
-    for _ in range(2):  # other work on the machine can slow down one side of a ratio, but hardly three times in a row
+    for _ in range(MEASUREMENTS - 1):
         if not (slow := too_slow(found, recorded)):
             break
         print("measuring again, because of", *slow, sep="\n  ")
-        found = measure()
+        found = {case: min(ratio, found[case]) for case, ratio in measure().items()}
     print(found)
     if slow := too_slow(found, recorded):
         sys.exit("gradlab has become slower:\n  " + "\n  ".join(slow))
