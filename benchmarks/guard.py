@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 RECORDED = pathlib.Path(__file__).parent / "recorded.json"
 WORSE = 1.3  # a ratio this many times the recorded one is too slow
-# Other work on the machine can slow down one side of a ratio: two micro-batches in flight need a second free core. So the
-# best ratio of several measurements counts. Code that has become slower is slower in all of them.
+# Other work on the machine can slow down one side of a ratio: two micro-batches in flight need a second free core. So
+# the best ratio of several measurements counts. Code that has become slower is slower in all of them.
 MEASUREMENTS = 6
 # For each case: the way, the network, k and b.
 CASES = {
