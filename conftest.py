@@ -12,8 +12,6 @@ import gradlab
 
 CACHE = pytest.StashKey[tempfile.TemporaryDirectory]()
 
-gradlab.setup(towers=3, seed=0)  # three towers on any machine, and repeatable numbers
-
 # By default Hypothesis fails an example that takes longer than 0.2 seconds, and draws other examples in CI than
 # elsewhere.
 settings.register_profile("gradlab", deadline=None, derandomize=True, max_examples=40)
@@ -29,6 +27,9 @@ LONGEST_FIRST = (
 
 
 def pytest_configure(config):
+    divides = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
+    if not divides:  # the process that divides the tests among its workers needs no TensorFlow
+        gradlab.setup(towers=3, seed=0)  # three towers on any machine, and repeatable numbers
     config.stash[CACHE] = folder = tempfile.TemporaryDirectory(prefix="gradlab-tests-")
     os.environ["GRADLAB_CACHE"] = folder.name  # runs that a user has kept neither help nor suffer
 

@@ -1,14 +1,14 @@
 """Fixtures of several test modules: float64 as the type of computation, and two devices to train on."""
 
-import keras
 import pytest
-import tensorflow as tf
 
 collect_ignore_glob = ["*_worker.py"]  # programs that tests start as separate processes
 
 
 @pytest.fixture
 def float64():
+    import keras
+
     keras.utils.clear_session(free_memory=False)  # forgets the policy that layers were last made with
     keras.config.set_floatx("float64")
     yield
@@ -19,4 +19,6 @@ def float64():
 @pytest.fixture(scope="session")
 def two_devices():
     """One strategy for all tests of a process: with two of them, TensorFlow confuses their collectives."""
+    import tensorflow as tf
+
     return tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])

@@ -1,5 +1,6 @@
 """gradlab.setup, in fresh processes, because it configures a process only once."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -64,6 +65,14 @@ def test_other_messages_still_reach_stderr(capfd):
         os.write(2, b"E0000 00:00:17 1 port.cc:1] an error\n")
         raise KeyError
     assert "an error" in capfd.readouterr().err
+
+
+def test_garbage_collection_is_paused_while_tensorflow_is_imported_and_goes_on_after_an_error():
+    for _ in range(2):
+        with pytest.raises(ImportError), runtime.without_startup_noise():
+            assert not gc.isenabled()
+            raise ImportError
+        assert gc.isenabled()
 
 
 def test_setup_after_the_start_of_tensorflow_raises_an_error_that_says_what_to_do():
