@@ -3,6 +3,7 @@ tools that otherwise depend on how fast the machine is."""
 
 import gc
 import os
+import signal
 import tempfile
 
 import pytest
@@ -27,6 +28,9 @@ LONGEST_FIRST = (
 
 
 def pytest_configure(config):
+    # A shell starts background jobs with Ctrl-C ignored, and the processes that tests interrupt would inherit that.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     divides = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
     if not divides:  # the process that divides the tests among its workers needs no TensorFlow
         gradlab.setup(towers=3, seed=0)  # three towers on any machine, and repeatable numbers
