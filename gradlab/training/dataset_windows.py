@@ -27,7 +27,7 @@ class DatasetWindows(Iterator):
         if not callable(dataset):
             for _ in range(epoch):  # a dataset that shuffles draws a new order each time it is iterated
                 next(iter(dataset), None)
-        self._batches, self._kept = self._begin(skip=examples), None
+        self._batches, self._kept = _epoch(dataset, epoch, examples), None
 
     def __next__(self) -> tuple:
         """The next window: a nest (x, y, sample_weight) of NumPy arrays."""
@@ -35,7 +35,7 @@ class DatasetWindows(Iterator):
         window = self._take(size)
         if window is None and self.examples:
             self.epoch, self.examples = self.epoch + 1, 0
-            self._batches = self._begin(skip=0)
+            self._batches = _epoch(self._dataset, self.epoch, 0)
             window = self._take(size)
         if window is None:
             raise ValueError(f"dataset must hold at least one example. Received: none in epoch {self.epoch}")
@@ -55,13 +55,16 @@ class DatasetWindows(Iterator):
             window = map_tensors(lambda array: array[:size], window)
         return window
 
-    def _begin(self, skip: int) -> Iterator:
-        """The batches of an epoch, without its first examples."""
-        for batch in self._dataset(self.epoch) if callable(self._dataset) else self._dataset:
-            batch = map_tensors(np.asarray, keras.utils.unpack_x_y_sample_weight(batch))
-            left, skip = _length(batch) - skip, max(0, skip - _length(batch))
-            if left > 0:
-                yield map_tensors(lambda array, left=left: array[-left:], batch)
+
+# A method would refer to the windows, and they to it: the dataset's iterator, whose threads may wait for the interpreter,
+# would be left to the garbage collector.
+def _epoch(dataset: Any, epoch: int, skip: int) -> Iterator:
+    """The batches of an epoch, without its first examples."""
+    for batch in dataset(epoch) if callable(dataset) else dataset:
+        batch = map_tensors(np.asarray, keras.utils.unpack_x_y_sample_weight(batch))
+        left, skip = _length(batch) - skip, max(0, skip - _length(batch))
+        if left > 0:
+            yield map_tensors(lambda array, left=left: array[-left:], batch)
 
 
 def _length(batch: Any) -> int:
