@@ -56,8 +56,8 @@ class DatasetWindows(Iterator):
         return window
 
 
-# A method would refer to the windows, and they to it: the dataset's iterator, whose threads may wait for the interpreter,
-# would be left to the garbage collector.
+# A method would refer to the windows, and they to it: the dataset's iterator would be left to the garbage collector,
+# which can wait for its threads for half a minute.
 def _epoch(dataset: Any, epoch: int, skip: int) -> Iterator:
     """The batches of an epoch, without its first examples."""
     for batch in dataset(epoch) if callable(dataset) else dataset:
