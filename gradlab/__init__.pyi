@@ -17,7 +17,6 @@ from .measure.noise_scale import gradient_noise_scale as gradient_noise_scale
 from .runtime import Runtime as Runtime
 from .runtime import setup as setup
 from .training import clipping as clipping
-from .training.model import MicrobatchedModel as MicrobatchedModel
 from .training.model import microbatched as microbatched
 from .training.step import Step as Step
 from .training.trainer import Trainer as Trainer

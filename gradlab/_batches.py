@@ -18,9 +18,36 @@ def tensors_of(batch: Any) -> list:
     return [tensor for tensor in tf.nest.flatten(batch) if tensor is not None]
 
 
+def as_tensor(value: Any) -> Any:
+    """A tensor of an array; sparse and ragged tensors stay what they are."""
+    return tf.convert_to_tensor(value) if _is_dense(value) else value
+
+
 def examples_of(batch: Any, axis: int = 0) -> tf.Tensor:
     """The number of examples in a nest of tensors: an integer scalar tensor."""
-    return tf.shape(tensors_of(batch)[0])[axis]
+    return length_of(tensors_of(batch)[0], axis)
+
+
+def rows_of(tensor: Any, rows: slice, axis: int = 0) -> Any:
+    """The examples from rows.start to rows.stop; a sparse or ragged tensor must have them along its first axis."""
+    if isinstance(tensor, tf.SparseTensor):
+        start, stop = rows.start, rows.stop
+        sizes = [tensor.dense_shape[i] if size is None else size for i, size in enumerate(tensor.shape)]
+        sizes[0] = tf.cast(stop - start, tf.int64)
+        part = tf.sparse.slice(tensor, [tf.cast(start, tf.int64), *[0] * (len(sizes) - 1)], sizes)
+        # tf.sparse.slice forgets the shape of an example, which layers must know.
+        return tf.SparseTensor(part.indices, part.values, tf.stack([tf.cast(size, tf.int64) for size in sizes]))
+    return tensor[(slice(None),) * axis + (rows,)]
+
+
+def spec_of(tensor: Any) -> tf.TypeSpec:
+    """The type of tensors like this one with any number of examples."""
+    shape = [None, *tensor.shape[1:]]
+    if isinstance(tensor, tf.SparseTensor):
+        return tf.SparseTensorSpec(shape, tensor.dtype)
+    if isinstance(tensor, tf.RaggedTensor):
+        return tf.RaggedTensorSpec(shape, tensor.dtype, tensor.ragged_rank, tensor.row_splits.dtype)
+    return tf.TensorSpec(shape, tensor.dtype)
 
 
 def microbatches(batch: Any, microbatch_size: int | tf.Tensor, axis: int = 0) -> tuple:
@@ -42,16 +69,17 @@ def microbatches(batch: Any, microbatch_size: int | tf.Tensor, axis: int = 0) ->
     if not tf.is_tensor(microbatch_size):
         _checks.positive_integer("microbatch_size", microbatch_size)
         microbatch_size = int(microbatch_size)
-    batch, known = _of_one_length(batch, axis)
+    batch, known = _of_one_length(map_tensors(as_tensor, batch), axis)
     examples = examples_of(batch, axis) if known is None else known
     steps = -(-examples // microbatch_size)
-    if axis == 0 and known is not None and isinstance(microbatch_size, int) and known % microbatch_size == 0:
+    sizes_are_known = known is not None and isinstance(microbatch_size, int) and known % microbatch_size == 0
+    if axis == 0 and sizes_are_known and all(map(_is_dense, tensors_of(batch))):
         cut = map_tensors(lambda t: tf.reshape(t, tf.concat([[steps, microbatch_size], tf.shape(t)[1:]], 0)), batch)
         return steps, lambda step: map_tensors(lambda tensor: tensor[step], cut)
 
     def microbatch(step):
         rows = slice(step * microbatch_size, tf.minimum((step + 1) * microbatch_size, examples))
-        return map_tensors(lambda tensor: tensor[(slice(None),) * axis + (rows,)], batch)
+        return map_tensors(lambda tensor: rows_of(tensor, rows, axis), batch)
 
     return steps, microbatch
 
@@ -64,8 +92,20 @@ def _of_one_length(batch: Any, axis: int) -> tuple:
     if len({length for length in lengths if length is not None}) > 1:
         raise ValueError(f"{rule} {', '.join(map(str, lengths))}")
     if len(tensors) > 1 and None in lengths:
-        counts = tf.stack([tf.shape(tensor)[axis] for tensor in tensors])
+        counts = tf.stack([length_of(tensor, axis) for tensor in tensors])
         check = tf.debugging.Assert(tf.reduce_all(counts == counts[0]), [rule, counts], summarize=-1)
         with tf.control_dependencies([check] if check is not None else []):
             batch = map_tensors(tf.identity, batch)
     return batch, lengths[0]
+
+
+def length_of(tensor: Any, axis: int = 0) -> tf.Tensor:
+    if isinstance(tensor, tf.SparseTensor):
+        return tf.cast(tensor.dense_shape[axis], tf.int32)
+    if isinstance(tensor, tf.RaggedTensor):
+        return tf.cast(tensor.nrows(), tf.int32)
+    return tf.shape(tensor)[axis]
+
+
+def _is_dense(tensor: Any) -> bool:
+    return not isinstance(tensor, (tf.SparseTensor, tf.RaggedTensor))

@@ -130,7 +130,7 @@ def accumulate(
     Args:
         forward: a function (micro-batch, number, state) -> `Microbatch`. The number counts the window's micro-batches
             from 0: an integer scalar.
-        variables: the variables to differentiate with respect to.
+        variables: the variables to differentiate with respect to, of TensorFlow or Keras.
         batch: a nest of tensors with the same number of examples; None where a part is missing.
         microbatch_size: the examples of a micro-batch: an integer or an integer scalar tensor.
         state: a nest of tensors, passed from one micro-batch to the next.
@@ -143,7 +143,7 @@ def accumulate(
     Returns:
         The `Sums`.
     """
-    variables = list(variables)
+    variables = [_tf_variable(variable) for variable in variables]
     steps, microbatch = microbatches(batch, microbatch_size, loop.axis)
     reached = [False] * len(variables)  # filled in while TensorFlow traces the loop's body
 
@@ -202,7 +202,7 @@ def window_gradients(
     Args:
         loss: a function (micro-batch, number) -> the loss of each example, shape (examples,). The number counts the
             window's micro-batches from 0: an integer scalar.
-        variables: the variables to differentiate with respect to.
+        variables: the variables to differentiate with respect to, of TensorFlow or Keras.
         batch: a nest of tensors with the same first dimension.
         weights: the weights of the examples, shape (examples,); their sum must be above 0.
         microbatch_size: the examples of a micro-batch: an integer or an integer scalar tensor.
@@ -262,6 +262,11 @@ def _differentiate(forward, variables: list, microbatch, number, state, weight_d
         return result, tape.gradient(scaled, variables)
     losses, shares = result.examples
     return result, tape.gradient(losses, variables, None if shares is None else tf.cast(shares, losses.dtype))
+
+
+def _tf_variable(variable) -> tf.Variable:
+    """The variable itself, or the one behind a Keras variable, which a tape cannot watch."""
+    return variable if callable(getattr(variable, "value", None)) else getattr(variable, "value", variable)
 
 
 def _zeros(variables: Sequence, dtype) -> list:

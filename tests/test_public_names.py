@@ -14,7 +14,6 @@ import gradlab
 
 # Names that README and the notebooks use, wherever those show them today; the documents themselves are read below.
 NAMES = [
-    "gradlab.MicrobatchedModel",
     "gradlab.NoiseScale",
     "gradlab.Runtime",
     "gradlab.Step",

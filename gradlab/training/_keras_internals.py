@@ -3,33 +3,156 @@
 Each function says why the public API is not enough. Checked with Keras 3.14 and 3.15.
 """
 
-from collections.abc import Callable
+import contextlib
+import random
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import tensorflow as tf
+from keras.src.backend import compute_output_spec
 from keras.src.losses.loss import squeeze_or_expand_to_same_rank
-from keras.src.losses.losses import LossFunctionWrapper
+from keras.src.random.seed_generator import global_seed_generator
+from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics
+
+from gradlab._batches import map_tensors, spec_of
 
 
-class CountingScope(keras.StatelessScope):
-    """A stateless scope that counts the assignments to each variable.
+class RecordingScope(keras.StatelessScope):
+    """A stateless scope that keeps to the rules of `tf.Variable`, and records which variables were assigned.
 
-    `keras.StatelessScope` is public, but it does not tell which variables were assigned. Each assignment inside the
-    scope calls `add_update`.
+    `keras.StatelessScope` is public, but inside it an assigned value passes on its gradient, which a `tf.Variable` does
+    not. Here gradients of a trainable variable, whatever was assigned to it, are gradients of the variable. Each
+    assignment inside the scope calls `add_update`.
+
+    Args:
+        mapping: pairs (variable, value to begin with). Other variables begin with their own value.
+
+    Attributes:
+        assigned: for each id(variable): (the variable, the number of assignments).
     """
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self.assigned: dict[int, int] = {}  # by id(variable)
+    def __init__(self, mapping: list[tuple]):
+        super().__init__([(v, _as_assigned(v, value)) for v, value in mapping], collect_losses=True)
+        self.assigned: dict[int, tuple] = {}
 
     def add_update(self, update: tuple) -> None:
-        self.assigned[id(update[0])] = self.assigned.get(id(update[0]), 0) + 1
-        super().add_update(update)
+        variable, value = update
+        self.assigned[id(variable)] = variable, self.assigned.get(id(variable), (None, 0))[1] + 1
+        super().add_update((variable, _as_assigned(variable, value)))
 
 
-def loss_of_function(function: Callable, name: str) -> keras.losses.Loss:
-    """The `Loss` that `compile` makes of a function. Keras exports no public wrapper."""
-    return LossFunctionWrapper(function, name=name)
+def _as_assigned(variable: Any, value: Any) -> Any:
+    """The value of a variable after an assignment: the gradient stops, or is that of the variable if it is trained."""
+    value = tf.stop_gradient(value)
+    if not variable.trainable or not value.dtype.is_floating:
+        return value
+    own = tf.cast(variable.value, value.dtype)
+    return value + (own - tf.stop_gradient(own))
+
+
+class LossOfOutputs(CompileLoss):
+    """Gives each output its loss, by the rules of `compile`, after each loss was replaced.
+
+    The rules are private: nested structures, names of outputs, losses named by their shapes ("crossentropy").
+
+    Args:
+        loss, loss_weights, output_names: as for `keras.Model.compile`, and the names of the model's outputs.
+        replace: a function (Keras loss, loss weight) -> the loss that is called instead.
+    """
+
+    def __init__(self, loss: Any, loss_weights: Any, output_names: list[str] | None, replace: Callable):
+        super().__init__(loss, loss_weights, output_names=output_names)
+        self._flat_losses: Any
+        self._replace = replace
+
+    @property
+    def metrics(self) -> list:
+        return [_NoMetric()] * len(super().metrics)
+
+    def build(self, y_true: Any, y_pred: Any) -> None:
+        super().build(y_true, y_pred)
+        self._flat_losses = [
+            one._replace(loss=self._replace(one.loss, 1.0 if one.loss_weights is None else one.loss_weights))
+            for one in self._flat_losses
+        ]
+
+
+class _NoMetric:
+    variables = ()
+
+    def update_state(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+
+def compiled_loss(model: keras.Model) -> tuple:
+    """What the model was compiled with: (loss, loss weights)."""
+    loss = model._compile_loss
+    return (None, None) if loss is None else (loss._user_loss, loss._user_loss_weights)
+
+
+def compute_loss(model: keras.Model, *args: Any, training: bool) -> Any:
+    """The result of the model's own `compute_loss`, whether or not it takes the argument `training`."""
+    return model._compute_loss(*args, training=training)
+
+
+@contextlib.contextmanager
+def without_regularizers(variables: list) -> Iterator[list]:
+    """Takes the regularizers off variables, and yields a list that holds True once somebody asked for their losses."""
+    asked, kept = [], [(variable, variable.regularizer) for variable in variables if variable.regularizer is not None]
+
+    def nothing(value):
+        asked.append(True)
+        return tf.zeros([], keras.config.floatx())
+
+    try:
+        for variable, _ in kept:
+            variable.regularizer = nothing
+        yield asked
+    finally:
+        for variable, regularizer in kept:
+            variable.regularizer = regularizer
+
+
+def layer_that_added(model: keras.Model, loss: Any) -> str:
+    """The name of the layer that added a loss. The scope that collects losses does not keep it."""
+    return next((layer.name for layer in model._flatten_layers() if id(loss) in layer._loss_ids), model.name)
+
+
+def metrics_of(model: keras.Model) -> list:
+    """All metrics of a model, one by one. Keras puts those of `compile` into one object."""
+    return [
+        one for metric in model.metrics for one in (metric.metrics if isinstance(metric, CompileMetrics) else [metric])
+    ]
+
+
+@contextlib.contextmanager
+def frozen_metrics(model: keras.Model) -> Iterator[None]:
+    """Lets `update_state` of the model's metrics do nothing, so that `compute_metrics` shows their results."""
+    metrics = [*model.metrics, *metrics_of(model)]
+    try:
+        for metric in metrics:
+            vars(metric)["update_state"] = lambda *args, **kwargs: None
+        yield
+    finally:
+        for metric in metrics:
+            vars(metric).pop("update_state", None)
+
+
+def loss_names(model: keras.Model) -> list[str]:
+    """The names of the metrics of the losses, which a step updates after all others."""
+    return ["loss", *(metric.name for metric in term_trackers(model))]
+
+
+def create_global_seed() -> None:
+    """Creates the variable behind random numbers without a seed of their own, unless it exists.
+
+    No model owns it, and a stateless scope, in which Keras would create it, must not create variables.
+    """
+    state = random.getstate()
+    with tf.init_scope():
+        global_seed_generator()
+    random.setstate(state)
 
 
 def function_of_loss(loss: keras.losses.Loss) -> tuple[Callable | None, dict]:
@@ -57,6 +180,11 @@ def is_seed_state(variable: Any) -> bool:
     return variable.name == "seed_generator_state"
 
 
+def set_mask(tensor: Any, mask: Any) -> None:
+    """Attaches a mask to a tensor, as layers do."""
+    tensor._keras_mask = mask
+
+
 def take_gradients_as_summed(optimizer: Any) -> None:
     """Tells a Keras optimizer that gradients are already summed over the replicas.
 
@@ -80,6 +208,43 @@ def term_trackers(model: keras.Model) -> list:
     return model._compile_loss.metrics if model._compile_loss is not None else []
 
 
-def build_from_batch(model: keras.Model, data: Any) -> None:
-    """Builds the model, its metrics and its optimizer from a batch, as the train step of Keras does."""
-    model._symbolic_build(data_batch=data)
+def build_from_batch(model: keras.Model, data: tuple) -> None:
+    """Creates the variables of the model, its metrics and its optimizer from a batch (x, y, sample_weight).
+
+    `_symbolic_build` of Keras does the same, but not for sparse and ragged tensors.
+    """
+    loss, metrics = model._compile_loss, model._compile_metrics
+    layers_are_built = all(layer.built for layer in model._flatten_layers())
+    if not (layers_are_built and all(one is None or one.built for one in (loss, metrics))):
+
+        def build():
+            x, y, sample_weight = map_tensors(lambda tensor: _placeholder(spec_of(tensor)), data)
+            y_pred = model(x, training=False)
+            if metrics is not None and not metrics.built:
+                model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+            if loss is not None and not loss.built:
+                model._compute_loss(x, y, y_pred, sample_weight, training=False)
+
+        compute_output_spec(build)
+    if not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    model._post_build()
+
+
+def _placeholder(spec: tf.TypeSpec) -> Any:
+    if isinstance(spec, tf.SparseTensorSpec):
+        return tf.compat.v1.sparse_placeholder(spec.dtype, spec.shape)
+    if isinstance(spec, tf.RaggedTensorSpec):
+        shape = spec.shape[spec.ragged_rank + 1 :]
+        return tf.compat.v1.ragged.placeholder(spec.dtype, spec.ragged_rank, shape)
+    return tf.compat.v1.placeholder(spec.dtype, spec.shape)
+
+
+@contextlib.contextmanager
+def without_xla(model: keras.Model) -> Iterator[None]:
+    """Keeps Keras from compiling a whole step with XLA; setting `jit_compile` itself would change the saved model."""
+    kept, model._jit_compile = model.jit_compile, False
+    try:
+        yield
+    finally:
+        model._jit_compile = kept

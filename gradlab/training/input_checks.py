@@ -8,7 +8,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from gradlab._batches import map_tensors, tensors_of
+from gradlab._batches import length_of, map_tensors, tensors_of
+from gradlab.training import _keras_internals as internals
 from gradlab.training.objective import Term
 
 
@@ -50,6 +51,16 @@ def check_model(model: Any, optimizer: Any, strategy: tf.distribute.Strategy, sk
             "skip_nonfinite must be False with a LossScaleOptimizer, which learns its scale from what is not finite. "
             f"Received: {skip_nonfinite!r}"
         )
+
+
+def check_stateless(model: keras.Model) -> None:
+    """Raises ValueError for a layer that keeps a state for each example of a batch."""
+    for layer in internals.layers_of(model):
+        if getattr(layer, "stateful", False) is True:
+            raise ValueError(
+                f"{layer.name} must not be stateful: it keeps a state for each example of a batch, and the "
+                "micro-batches of a batch are different examples. Received: stateful=True"
+            )
 
 
 def check_lengths(window: Any) -> None:
@@ -98,7 +109,7 @@ def wrong_labels(y: Any, rules: list[tuple]) -> list[tuple]:
 
 def checked_batch(batch: tuple, rules: list[tuple]) -> tuple:
     """The batch (x, y, sample_weight), with checks of lengths and labels that run before it is used."""
-    lengths = tf.stack([tf.shape(tensor)[0] for tensor in tensors_of(batch)])
+    lengths = tf.stack([length_of(tensor) for tensor in tensors_of(batch)])
     rule = "x, y and sample_weight must have the same number of examples. Received:"
     checks = [tf.debugging.Assert(tf.reduce_all(lengths == lengths[0]), [rule, lengths], summarize=-1)]
     for rule, wrong in wrong_labels(batch[1], rules):

@@ -1,182 +1,178 @@
-"""microbatched: a Keras model whose fit() computes each batch in micro-batches that fit in memory."""
+"""microbatched: prepares a Keras model, so that it computes each batch in micro-batches that fit in memory."""
 
-from typing import Any
+import functools
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from gradlab import _checks
-from gradlab._batches import examples_of, map_tensors
+from gradlab._batches import as_tensor, examples_of, map_tensors
 from gradlab.training import _keras_internals as internals
-from gradlab.training.input_checks import check_lengths, label_rules, one_sentence_errors, wrong_labels
-from gradlab.training.objective import Objective
+from gradlab.training.evaluation import WindowEvaluation, predict_in_microbatches
+from gradlab.training.input_checks import check_lengths, check_stateless, label_rules, one_sentence_errors, wrong_labels
+from gradlab.training.metrics import has_own_logs
+from gradlab.training.objective import Objective, OwnLoss
 from gradlab.training.update import WindowUpdate
 
+Model = TypeVar("Model", bound=keras.Model)
 
-def microbatched(model: keras.Model, microbatch_size: int, *, in_flight: int = 1) -> "MicrobatchedModel":
-    """Wraps a model so that it trains on its batches one micro-batch at a time, with the same weights.
 
-    `batch_size` keeps its meaning: the number of examples behind one update. Each batch is cut into micro-batches,
-    whose gradients are summed, and the optimizer receives the large batch's gradient once. So `iterations`,
-    learning-rate schedules, clipping, weight decay and moving averages are those of the large batch. So are the losses
-    in `History`, including those of the ragged tail of an epoch.
+def microbatched(model: Model, microbatch_size: int, *, in_flight: int = 1) -> Model:
+    """Prepares a model to compute its batches one micro-batch at a time, with the same results.
 
-    When the result is saved, the file includes the state of its optimizer. Loading it needs `gradlab.MicrobatchedModel`
-    to be imported. The original model can be saved as before, and loads without gradlab.
+    `batch_size` keeps its meaning: the number of examples behind one update. In `fit` and `train_on_batch`, each batch
+    is cut into micro-batches, whose gradients are summed, and the optimizer receives the large batch's gradient once.
+    So `iterations`, learning-rate schedules, clipping, weight decay and moving averages are those of the large batch.
+    So are losses and metrics, including those of the ragged tail of an epoch. `evaluate`, `predict` and validation
+    compute micro-batches too, so no more than `microbatch_size` examples are ever in memory at once.
 
-    Limitations: dropout draws a mask for each micro-batch, and batch normalization uses the statistics of each
-    micro-batch (a warning names the layers), so such models do not get exactly the large batch's update. A loss must be
-    a sum or a mean over examples.
+    The model stays what it is: its class, its layers, its files. What it saves loads without gradlab, state of the
+    optimizer included. A loaded model, a clone or a copy is not prepared: call `microbatched` for it again.
+
+    Limitations, each with a warning or an error where gradlab can notice it:
+
+    - Dropout draws a mask for each micro-batch.
+    - Batch normalization uses the statistics of each micro-batch.
+    - A loss must be a sum or a mean over examples. That holds for `add_loss` and for a `compute_loss` of the model's
+      own, too: gradlab compares the value for some examples with those for their halves, unless the layers draw random
+      numbers for it. An `add_loss` that is never checked is taken for a mean.
+    - A metric that is a function and returns one number for a batch is averaged over the micro-batches, weighted by
+      their examples. For a function that is not a mean over examples, such as a root mean square, this differs from the
+      batch's number. A metric object, such as `keras.metrics.RootMeanSquaredError`, is exact.
+    - A `test_step` or `predict_step` of the model's own runs as it is, on whole batches.
+    - With an `Embedding`, Keras gives the optimizer the gradient's rows one by one, so that optimizers that square
+      gradients (Adam, RMSprop, ...) square the parts of a token that occurs twice, not their sum. gradlab uses the
+      gradient itself, as for a dense layer, and so differs from Keras' `fit` whatever the size of the micro-batch.
 
     Args:
-        model: any Keras model: functional, sequential or subclassed. It is not changed and need not be compiled.
+        model: any Keras model: functional, sequential or subclassed. It need not be compiled yet.
         microbatch_size: the largest number of examples to compute at once.
         in_flight: the number of micro-batches that may be computed at once. 1 needs the least memory. A larger number
             saves time if micro-batches are small. Each of them holds its own activations, and gradients are no longer
             summed in place, which takes more than half a copy of the gradients.
 
     Returns:
-        A `MicrobatchedModel`, to be compiled and fitted.
+        The same model.
 
     Raises:
         ValueError: microbatch_size or in_flight is not a positive integer, or model is not a Keras model, or it has a
-            `train_step` or `compute_loss` of its own, which gradlab's would replace.
+            `train_step` of its own, which gradlab's would replace.
 
     Example:
         >>> import keras, numpy as np
         >>> model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
-        >>> small = microbatched(model, 4)
-        >>> small.compile("sgd", "mse")
-        >>> history = small.fit(np.ones([100, 2]), np.ones([100, 1]), batch_size=50, verbose=0)
-        >>> int(small.optimizer.iterations)
+        >>> model = microbatched(model, 4)
+        >>> model.compile("sgd", "mse")
+        >>> history = model.fit(np.ones([100, 2]), np.ones([100, 1]), batch_size=50, verbose=0)
+        >>> int(model.optimizer.iterations)
         2
     """
-    return MicrobatchedModel(model, microbatch_size, in_flight)
-
-
-@keras.saving.register_keras_serializable(package="gradlab")
-class MicrobatchedModel(keras.Model):
-    """The result of `microbatched`. Its attribute `model` is the original model."""
-
-    def __init__(self, model: keras.Model, microbatch_size: int, in_flight: int = 1, **kwargs: Any):
-        _checks.positive_integer("microbatch_size", microbatch_size)
-        _checks.positive_integer("in_flight", in_flight)
-        if not isinstance(model, keras.Model):
-            raise ValueError(f"model must be a keras.Model. Received: {model!r}")
-        for method in ("train_step", "compute_loss"):
-            if getattr(type(model), method) is not getattr(keras.Model, method):
-                raise ValueError(
-                    f"model must not have a {method} of its own, which gradlab's would replace: give the loss to "
-                    f"compile, or add it in a layer. Received: {type(model).__name__}.{method}"
-                )
-        super().__init__(name=kwargs.pop("name", f"microbatched_{model.name}"), dtype=model.dtype_policy, **kwargs)
-        self.model = model
-        self.microbatch_size, self.in_flight = int(microbatch_size), int(in_flight)
-        if hasattr(model, "output_names"):
-            self.output_names = model.output_names
-
-    def call(self, inputs: Any) -> Any:
-        """Calls the original model."""
-        return self.model(inputs)
-
-    def compile(
-        self,
-        optimizer: Any = "rmsprop",
-        loss: Any = None,
-        loss_weights: Any = None,
-        metrics: Any = None,
-        weighted_metrics: Any = None,
-        run_eagerly: bool = False,
-        steps_per_execution: int = 1,
-        jit_compile: bool | str = "auto",
-        auto_scale_loss: bool = True,
-    ) -> None:
-        """Configures training, as `keras.Model.compile` does.
-
-        jit_compile compiles the forward and backward pass of each micro-batch with XLA, but not the loop around them.
-        """
-        super().compile(
-            optimizer=optimizer,
-            loss=loss,
-            loss_weights=loss_weights,
-            metrics=metrics,
-            weighted_metrics=weighted_metrics,
-            run_eagerly=run_eagerly,
-            steps_per_execution=steps_per_execution,
-            jit_compile=jit_compile,
-            auto_scale_loss=auto_scale_loss,
+    _checks.positive_integer("microbatch_size", microbatch_size)
+    _checks.positive_integer("in_flight", in_flight)
+    if not isinstance(model, keras.Model):
+        raise ValueError(f"model must be a keras.Model. Received: {model!r}")
+    if _has_own(model, "train_step"):
+        raise ValueError(
+            "model must not have a train_step of its own, which gradlab's would replace: in it, accumulate with "
+            f"gradlab.window.window_gradients. Received: {type(model).__name__}.train_step"
         )
-        if getattr(self.optimizer, "gradient_accumulation_steps", None):
+    _Steps(model, int(microbatch_size), int(in_flight)).install()
+    return model
+
+
+class _Steps:
+    """The methods that take the place of a model's own.
+
+    They are set on the instance, so the model's class, which Keras saves, stays the same. They are not tracked: Keras
+    and TensorFlow save nothing of them.
+    """
+
+    def __init__(self, model: keras.Model, microbatch_size: int, in_flight: int):
+        self._model, self._microbatch_size, self._in_flight = model, microbatch_size, in_flight
+
+    def install(self) -> None:
+        """Sets the methods, and prepares what a compiled model needs."""
+        names = ["compile", "fit", "make_train_function", "make_test_function", "make_predict_function", "train_step"]
+        names += [name for name in ("test_step", "predict_step") if not _has_own(self._model, name)]
+        for name in names:
+            object.__setattr__(self._model, name, self._method(name))
+        if self._model.compiled:
+            self._prepare()
+
+    def _method(self, name: str) -> Callable:
+        """One of the methods below, with the signature and the docstring of the model's own."""
+        function = getattr(self, name)
+
+        @functools.wraps(getattr(type(self._model), name))
+        def method(model, *args, **kwargs):
+            return function(*args, **kwargs)
+
+        return types.MethodType(method, self._model)
+
+    def _original(self, name: str) -> Callable:
+        return functools.partial(getattr(type(self._model), name), self._model)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compiles as the model does. XLA compiles each micro-batch, but not the loop around them."""
+        self._original("compile")(*args, **kwargs)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        model, size, jit = self._model, self._microbatch_size, self._model.jit_compile
+        accumulated = getattr(model.optimizer, "gradient_accumulation_steps", None)
+        if accumulated:
             raise ValueError(
-                "gradient_accumulation_steps must be None: microbatch_size does its work. "
-                f"Received: {self.optimizer.gradient_accumulation_steps}"
+                f"gradient_accumulation_steps must be None: microbatch_size does its work. Received: {accumulated}"
             )
-        jit = self.jit_compile
-        self.jit_compile: bool = False
-        self._objective = Objective(loss, loss_weights, getattr(self, "output_names", None))
-        self._window_update = WindowUpdate(
-            self, self.optimizer, self._objective, self.microbatch_size, in_flight=self.in_flight, jit=jit, norms=False
+        loss, loss_weights = internals.compiled_loss(model)
+        training, evaluation = (
+            Objective(
+                loss,
+                loss_weights,
+                getattr(model, "output_names", None),
+                own=OwnLoss(model, training) if _has_own(model, "compute_loss") else None,
+            )
+            for training in (True, False)
         )
+        self._update = WindowUpdate(
+            model, model.optimizer, training, size, in_flight=self._in_flight, jit=jit, norms=False, with_metrics=True
+        )
+        self._evaluation = WindowEvaluation(model, evaluation, size, self._in_flight, jit)
+        self._objective = training
+        model.train_function = model.test_function = model.predict_function = None
 
-    def fit(
-        self,
-        x: Any = None,
-        y: Any = None,
-        batch_size: int | None = None,
-        epochs: int = 1,
-        verbose: int | str = "auto",
-        callbacks: Any = None,
-        validation_split: float = 0.0,
-        validation_data: Any = None,
-        shuffle: bool = True,
-        class_weight: dict | None = None,
-        sample_weight: Any = None,
-        initial_epoch: int = 0,
-        steps_per_epoch: int | None = None,
-        validation_steps: int | None = None,
-        validation_batch_size: int | None = None,
-        validation_freq: Any = 1,
-    ) -> keras.callbacks.History:
-        """Trains the model, as `keras.Model.fit` does."""
-        if isinstance(self.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy):
+    def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
+        """Trains as the model does, after checks of the data."""
+        model = self._model
+        if isinstance(model.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy):
             raise ValueError(
                 "Keras' fit works on one machine: train on several workers with gradlab.Trainer. "
-                f"Received: a model made in the scope of {type(self.distribute_strategy).__name__}"
+                f"Received: a model made in the scope of {type(model.distribute_strategy).__name__}"
             )
-        size = x.cardinality() if isinstance(x, tf.data.Dataset) else len(x) if hasattr(x, "shape") else None
+        check_stateless(model)
+        x: Any
+        x, y = (args[i] if len(args) > i else kwargs.get(name) for i, name in enumerate("xy"))
+        size = x.cardinality() if isinstance(x, tf.data.Dataset) else x.shape[0] if hasattr(x, "shape") else None
         if size is not None and int(size) == 0:
             raise ValueError("x must hold at least one example. Received: 0")
-        if self.compiled and all(isinstance(part, (np.ndarray, tf.Tensor)) for part in tf.nest.flatten((x, y))):
+        if model.compiled and all(isinstance(part, (np.ndarray, tf.Tensor)) for part in tf.nest.flatten((x, y))):
             self._check_labels(x, y)
-        with one_sentence_errors():
-            return super().fit(
-                x,
-                y,
-                batch_size=batch_size,
-                epochs=epochs,
-                verbose=verbose,
-                callbacks=callbacks,
-                validation_split=validation_split,
-                validation_data=validation_data,
-                shuffle=shuffle,
-                class_weight=class_weight,
-                sample_weight=sample_weight,
-                initial_epoch=initial_epoch,
-                steps_per_epoch=steps_per_epoch,
-                validation_steps=validation_steps,
-                validation_batch_size=validation_batch_size,
-                validation_freq=validation_freq,
-            )
+        return self._original("fit")(*args, **kwargs)
 
     def _check_labels(self, x: Any, y: Any) -> None:
-        """Checks all labels before the first update. Those of a dataset are checked window by window."""
-        if not self.model.built:
+        """Checks all labels before the first update. Those of a dataset are checked batch by batch."""
+        if not self._model.built or self._objective.own is not None:
             return  # Keras builds it from the first batch
         first = map_tensors(lambda array: tf.convert_to_tensor(array[:1]), x)
         target = map_tensors(lambda array: tf.zeros_like(array[:1]), y)
-        with keras.StatelessScope():
-            _, terms = self._objective(target, self(first, training=False), None, [], 1)
+        with keras.StatelessScope(collect_losses=True) as scope:
+            y_pred = self._model(first, training=False)
+            terms = self._objective((first, target, None), y_pred, scope.losses, 1)
         for rule, wrong in wrong_labels(y, label_rules(target, terms)):
             if len(wrong):
                 raise ValueError(f"{rule} {int(wrong[0])}")
@@ -187,48 +183,82 @@ class MicrobatchedModel(keras.Model):
         Several devices need the variables to exist before it is traced. Variables created during tracing also leave
         most of a second copy of themselves allocated: 40 MiB for the 57 MiB of VGG-16.
         """
-        if self.model.built and self.trainable_variables:
-            with self.distribute_strategy.scope():
-                self._window_update.build()
-                if not self.optimizer.built:
-                    self.optimizer.build(self.trainable_variables)
-        return super().make_train_function(force)
+        model = self._model
+        with model.distribute_strategy.scope():
+            if model.built and model.trainable_variables:
+                self._update.build()
+                if not model.optimizer.built:
+                    model.optimizer.build(model.trainable_variables)
+        return self._make("train", force, self._update.warn)
+
+    def make_test_function(self, force: bool = False) -> Any:
+        """Creates the function that `evaluate` calls."""
+        with self._model.distribute_strategy.scope():
+            self._evaluation.build()
+        return self._make("test", force)
+
+    def make_predict_function(self, force: bool = False) -> Any:
+        """Creates the function that `predict` calls."""
+        return self._make("predict", force)
+
+    def _make(self, kind: str, force: bool, after: Callable = lambda: None) -> Any:
+        """Creates one of the functions as Keras does, but with errors in one sentence, and without XLA around all."""
+        model, name = self._model, f"{kind}_function"
+        if getattr(model, name) is not None and not force:
+            return getattr(model, name)
+        with internals.without_xla(model):
+            self._original(f"make_{name}")(True)
+        made = getattr(model, name)
+
+        def function(data):
+            with one_sentence_errors():
+                logs = made(data)
+            after()
+            return logs
+
+        setattr(model, name, function)
+        return function
 
     def train_step(self, data: Any) -> dict:
         """Makes one update from one batch."""
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        check_lengths((x, y, sample_weight))
-        internals.build_from_batch(self, data)
-        tracker, term_trackers = internals.loss_tracker(self), internals.term_trackers(self)
-        own = {id(metric) for metric in (tracker, *term_trackers)}
-        observed = [v for metric in self.metrics if id(metric) not in own for v in metric.variables]
+        model, (x, y, sample_weight) = self._model, self._batch(data)
+        if not model.trainable_variables:
+            warnings.warn("The model does not have any trainable weights.", stacklevel=2)
+        outcome = self._update(x, y, sample_weight)
+        return self._logs(outcome, examples_of(x))
 
-        def observe(y, y_pred, sample_weight):
-            self.compute_metrics(None, y, y_pred, sample_weight)
+    def test_step(self, data: Any) -> dict:
+        """Evaluates one batch."""
+        x, y, sample_weight = self._batch(data)
+        return self._logs(self._evaluation(x, y, sample_weight), examples_of(x))
 
-        outcome = self._window_update(x, y, sample_weight, observe if observed else None, observed)
-        examples = examples_of(x)
-        tracker.update_state(outcome.loss, sample_weight=examples)
-        for metric, loss in zip(term_trackers, outcome.term_losses):
+    def predict_step(self, data: Any) -> Any:
+        """Predicts the outputs of one batch."""
+        check_stateless(self._model)
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        x = map_tensors(as_tensor, x)
+        jit = self._model.compiled and self._model.jit_compile
+        return predict_in_microbatches(self._model, x, self._microbatch_size, in_flight=self._in_flight, jit=jit)
+
+    def _batch(self, data: Any) -> tuple:
+        """The batch (x, y, sample_weight), after checks; the variables exist afterwards."""
+        check_stateless(self._model)
+        batch = map_tensors(as_tensor, keras.utils.unpack_x_y_sample_weight(data))
+        check_lengths(batch)
+        internals.build_from_batch(self._model, batch)
+        return batch
+
+    def _logs(self, outcome: Any, examples: tf.Tensor) -> dict:
+        """Updates the metrics of the losses, and returns what a step of Keras returns."""
+        model = self._model
+        internals.loss_tracker(model).update_state(outcome.loss, sample_weight=examples)
+        for metric, loss in zip(internals.term_trackers(model), outcome.term_losses):
             metric.update_state(loss, sample_weight=examples)
-        return self.get_metrics_result()
+        results = model.get_metrics_result()
+        if not has_own_logs(model):
+            return results
+        return {name: results[name] if value is None else value for name, value in outcome.logs.items()}
 
-    def compile_from_config(self, config: dict) -> None:
-        """Compiles as saved, so that the state of the optimizer can be loaded."""
-        self.compile(**keras.saving.deserialize_keras_object(config))
-        if self.built:
-            self.optimizer.build(self.trainable_variables)
 
-    def get_config(self) -> dict:
-        """The configuration: the original model and the sizes."""
-        return {
-            "name": self.name,
-            "model": keras.saving.serialize_keras_object(self.model),
-            "microbatch_size": self.microbatch_size,
-            "in_flight": self.in_flight,
-        }
-
-    @classmethod
-    def from_config(cls, config: dict) -> "MicrobatchedModel":
-        """The model that `get_config` describes."""
-        return cls(**config | {"model": keras.saving.deserialize_keras_object(config["model"])})
+def _has_own(model: keras.Model, method: str) -> bool:
+    return getattr(type(model), method) is not getattr(keras.Model, method)

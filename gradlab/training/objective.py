@@ -23,12 +23,14 @@ class Term(NamedTuple):
         divisor: the number by which Keras divides that sum for a batch like this one; 1 for the reduction "sum".
         kind: "examples" if the divisor is proportional to the number of examples, "own" if it depends on a mask or on
             sample weights, "sum" if there is none.
+        loss_weight: the factor of the term in the total loss.
         labels: None, or if labels are class numbers: (labels, number of classes, one more label that is allowed).
     """
 
     total: tf.Tensor
     divisor: tf.Tensor
     kind: str
+    loss_weight: Any = 1.0
     labels: tuple | None = None
 
 
@@ -39,55 +41,106 @@ class Objective:
         loss, loss_weights: as for `keras.Model.compile`.
         output_names: the names of the model's outputs, to find losses by name.
         by_weight: divide every loss by the sum of its sample weights, whatever its reduction says.
+        own: the model's own `compute_loss`, a function (x, y, y_pred, sample_weight) -> a scalar that is a mean over
+            the examples. It takes the place of loss and loss_weights. None: there is none.
 
     Raises:
         ValueError: a loss that is no sum over examples: `reduction=None`, or a reduction of its own.
     """
 
     def __init__(
-        self, loss: Any, loss_weights: Any = None, output_names: list[str] | None = None, by_weight: bool = False
+        self,
+        loss: Any,
+        loss_weights: Any = None,
+        output_names: list[str] | None = None,
+        by_weight: bool = False,
+        own: Callable | None = None,
     ):
-        self._terms: list[Term] = []
-        self._divisors: list | None = None
-        # A model without layers: its compute_loss assigns the losses to the outputs by Keras' own rules.
-        self._losses = keras.Model()
-        self._losses.output_names = output_names
-        if loss is not None:
-            loss = keras.tree.map_structure(lambda one: one and _SumAndDivisor(one, self._take, by_weight), loss)
-            self._losses.compile(loss=loss, loss_weights=loss_weights, jit_compile=False)
-        self._empty = loss is None
+        self._taken: list[Term] = []
+        self.own = own
+        for one in keras.tree.flatten(loss):
+            if isinstance(one, keras.losses.Loss):
+                _check_reduction(one)
+        self._compiled = None
+        if loss is not None and own is None:
 
-    def __call__(
-        self, y: Any, y_pred: Any, sample_weight: Any, added: list, examples: Any, divisors: list | None = None
-    ) -> tuple[tf.Tensor, list[Term]]:
-        """The loss of one micro-batch.
+            def replace(one, loss_weight):
+                return _SumAndDivisor(one, loss_weight, self._taken, by_weight)
+
+            self._compiled = internals.LossOfOutputs(loss, loss_weights, output_names, replace)
+
+    def __call__(self, batch: tuple, y_pred: Any, added: list, examples: Any, factors: list | None = None) -> list:
+        """The terms of one micro-batch's loss.
 
         Args:
-            y, y_pred, sample_weight: its targets, predictions and weights.
-            added: the scalars that layers added to the loss, each a mean over the examples.
+            batch: (x, y, sample_weight).
+            y_pred: the predictions.
+            added: the losses that layers added. As in Keras, one that is not a scalar counts as its sum.
             examples: the number of examples, a scalar tensor.
-            divisors: the divisors of the whole window, one for each term, to compute the micro-batch's share in the
-                window's loss. None: its own divisors.
+            factors: for `own`, if there is one, and for each added loss: a factor that makes it a mean over the
+                examples. None: they are means.
 
         Returns:
-            (loss, terms): the scalar loss, and its `Term`s. Losses added by layers are the last term.
+            The list of `Term`s. `own` and the added losses together are the last one.
         """
-        self._terms, self._divisors = [], divisors
-        losses = [] if self._empty else [self._losses.compute_loss(None, y, y_pred, sample_weight)]
-        if added:
+        self._taken.clear()
+        if self._compiled is not None:
+            self._compiled(batch[1], y_pred, batch[2])
+        terms = list(self._taken)
+        means = self.means(batch, y_pred, added)
+        if means:
             dtype = accumulation_dtype(keras.config.floatx())
-            total = tf.add_n([tf.cast(loss, dtype) for loss in added])
+            factors = [1.0] * len(means) if factors is None else factors
+            total = tf.add_n([tf.cast(mean, dtype) * tf.cast(factor, dtype) for mean, factor in zip(means, factors)])
             examples = tf.cast(examples, dtype)
-            losses.append(self._take(Term(total * examples, examples, "examples")))
-        if not losses:
+            terms.append(Term(total * examples, examples, "examples"))
+        if not terms:
             raise ValueError("There is no loss to compute: give one to compile, or add one in a layer. Received: None")
-        return tf.add_n(losses), self._terms
+        return terms
 
-    def _take(self, term: Term) -> tf.Tensor:
-        """Keeps a term, and returns its share in the loss."""
-        divisor = term.divisor if self._divisors is None else self._divisors[len(self._terms)]
-        self._terms.append(term)
-        return tf.math.divide_no_nan(term.total, tf.cast(divisor, term.total.dtype))
+    @property
+    def is_regularized(self) -> bool:
+        """Whether the regularization losses of the weights belong to the loss."""
+        return self.own is None or getattr(self.own, "is_regularized", True)
+
+    def means(self, batch: tuple, y_pred: Any, added: list) -> list:
+        """The scalars that are taken for means over the examples: the model's own loss, and each added loss.
+
+        An own loss that adds `model.losses` itself contains them already.
+        """
+        if self.own is None:
+            return [tf.reduce_sum(loss) for loss in added]
+        x, y, sample_weight = batch
+        return [tf.reduce_sum(self.own(x, y, y_pred, sample_weight))]
+
+
+class OwnLoss:
+    """A model's own `compute_loss`, without regularization: a function (x, y, y_pred, sample_weight) -> its result.
+
+    Attributes:
+        is_regularized: whether the last call asked for the regularization losses of the weights. These are not a mean
+            over examples, and are added once per update.
+    """
+
+    def __init__(self, model: keras.Model, training: bool):
+        self._model, self._training = model, training
+        self.is_regularized = False
+
+    def __call__(self, *batch: Any) -> tf.Tensor:
+        with internals.without_regularizers(self._model.trainable_variables) as asked:
+            loss = internals.compute_loss(self._model, *batch, training=self._training)
+        self.is_regularized = bool(asked)
+        return loss
+
+
+def total_loss(terms: list[Term], divisors: list | None = None) -> tf.Tensor:
+    """The loss with these terms, a scalar; given the divisors of a window, the micro-batch's share in its loss."""
+    divisors = [term.divisor for term in terms] if divisors is None else divisors
+    shares = [
+        tf.math.divide_no_nan(term.total, tf.cast(divisor, term.total.dtype)) for term, divisor in zip(terms, divisors)
+    ]
+    dtype = accumulation_dtype(keras.config.floatx())
+    return tf.add_n([tf.cast(share * term.loss_weight, dtype) for share, term in zip(shares, terms)])
 
 
 def common_divisor(terms: list[Term]) -> tf.Tensor | None:
@@ -98,30 +151,31 @@ def common_divisor(terms: list[Term]) -> tf.Tensor | None:
     return terms[0].divisor if len(kinds) == 1 else None
 
 
-class _SumAndDivisor(keras.losses.Loss):
-    """A Keras loss that passes its sum and its divisor to a function, and returns the function's result."""
+def _check_reduction(loss: keras.losses.Loss) -> None:
+    if loss.reduction in (None, "none"):
+        raise ValueError(
+            f"{loss.name} must have a reduction for gradlab to know the large batch's loss: sum_over_batch_size, "
+            f"mean, mean_with_sample_weight or sum. Received: {loss.reduction!r}"
+        )
+    if type(loss).__call__ is not keras.losses.Loss.__call__:
+        raise ValueError(f"A loss must reduce as keras.losses.Loss does. Received: {type(loss).__name__}.__call__")
 
-    def __init__(self, loss: Any, take: Callable[[Term], tf.Tensor], by_weight: bool):
-        loss = keras.losses.get(loss)
-        if not isinstance(loss, keras.losses.Loss):
-            name = getattr(loss, "__name__", type(loss).__name__).strip("<>")  # a scope cannot be named "<lambda>"
-            loss = internals.loss_of_function(loss, name)
-        if loss.reduction in (None, "none"):
-            raise ValueError(
-                f"{loss.name} must have a reduction for gradlab to know the large batch's loss: sum_over_batch_size, "
-                f"mean, mean_with_sample_weight or sum. Received: {loss.reduction!r}"
-            )
-        if type(loss).__call__ is not keras.losses.Loss.__call__:
-            raise ValueError(f"A loss must reduce as keras.losses.Loss does. Received: {type(loss).__name__}.__call__")
-        super().__init__(name=loss.name, reduction="sum", dtype=loss.dtype)
-        self._loss, self._hand_in = loss, take
+
+class _SumAndDivisor(keras.losses.Loss):
+    """A Keras loss that appends its `Term` to a list."""
+
+    def __init__(self, loss: keras.losses.Loss, loss_weight: Any, terms: list[Term], by_weight: bool):
+        _check_reduction(loss)
+        super().__init__(name=loss.name.strip("<>"), reduction="sum", dtype=loss.dtype)  # "<lambda>" is no scope's name
+        self._loss, self._loss_weight, self._terms = loss, loss_weight, terms
         self._divide_by = "mean_with_sample_weight" if by_weight else loss.reduction
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> tf.Tensor:
         total = super().__call__(y_true, y_pred, sample_weight)  # the reduction "sum" leaves it undivided
         mask = _both(internals.mask_of(y_pred), internals.mask_of(self._values))
         divisor, kind = self._divisor(mask, sample_weight, total.dtype)
-        return self._hand_in(Term(total, divisor, kind, self._labels(y_true, y_pred)))
+        self._terms.append(Term(total, divisor, kind, self._loss_weight, self._labels(y_true, y_pred)))
+        return total
 
     def call(self, y_true: Any, y_pred: Any) -> tf.Tensor:
         self._values = self._loss.call(y_true, y_pred)

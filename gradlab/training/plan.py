@@ -7,12 +7,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from gradlab._batches import examples_of, map_tensors, microbatches
+from gradlab._batches import examples_of, map_tensors, microbatches, spec_of
 from gradlab.averaging import accumulation_dtype
 from gradlab.training import _keras_internals as internals
 from gradlab.training import batch_norm
 from gradlab.training.input_checks import label_rules
-from gradlab.training.objective import Objective, common_divisor
+from gradlab.training.metrics import MetricsPlan, plan_metrics
+from gradlab.training.objective import Objective, Term, common_divisor
 from gradlab.training.replicas import sum_over_replicas
 
 
@@ -22,42 +23,82 @@ class Plan:
 
     Attributes:
         carried: the Keras variables that a forward pass assigns, other than moving averages of batch normalization.
+        once: the positions of those whose new value does not depend on the examples: counters, spectral norms. As in
+            the large batch they change once per window, so every micro-batch begins with their first value.
         draws: for the random seeds among them, by their position, how often a forward pass draws from them.
         averages: the moving averages of batch normalization.
         normalizing: the names of the layers that normalize each micro-batch by its own statistics.
         labels: which targets are class numbers, as `label_rules` describes.
         kinds: for each term of the loss, the kind of its divisor.
-        divisors: the divisors of the whole window, one for each term, if the terms differ in them; else None.
+        loss_weights: for each term its factor in the total loss.
+        adding: the names of the layers that add losses.
+        metrics: how metrics are updated.
+        examples: the number of examples of the window over all replicas, or None if nothing asks for it.
+        divisors: the divisors of the whole window, one for each term, if the terms differ in them; else None. Those
+            that are proportional to the examples are None.
         is_sum: whether the sums of gradients are the update's gradients, without a division.
     """
 
     carried: list
+    once: set[int]
     draws: dict[int, int]
     averages: batch_norm.MovingAverages
     normalizing: list[str]
     labels: list
     kinds: list[str]
+    loss_weights: list
+    adding: list[str]
+    metrics: MetricsPlan
+    examples: tf.Tensor | None
     divisors: list | None
     is_sum: bool
 
-    def begin(self, carried: list) -> list:
+    def begin(self) -> list:
         """The values that a replica's window begins with. Each replica draws different random numbers."""
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         return [
-            v.value + tf.cast(tf.stack([replica, 0]), v.value.dtype) if i in self.draws else v.value
-            for i, v in enumerate(carried)
+            v.value + tf.cast(tf.stack([replica, 0]), v.value.dtype) if i in self.draws else tf.identity(v.value)
+            for i, v in enumerate(self.carried)
         ]
 
-    def end(self, carried: list, values: list, steps: tf.Tensor) -> list:
-        """The values after a window of a number of micro-batches. Seeds end equal on all replicas, however uneven."""
+    def scope(self, values: list) -> internals.RecordingScope:
+        """A scope for the next micro-batch, which begins with these values."""
+        carried = [(v, value) for i, (v, value) in enumerate(zip(self.carried, values)) if i not in self.once]
+        return internals.RecordingScope([*carried, *((v, tf.zeros_like(v.value)) for v in self.averages.variables)])
+
+    def values(self, scope: keras.StatelessScope) -> list:
+        """The values of the variables after a micro-batch."""
+        return [scope.get_current_value(v) for v in self.carried]
+
+    def end(self, values: list, steps: tf.Tensor) -> None:
+        """Assigns the values after a window of a number of micro-batches. Seeds end equal on all replicas."""
+        several = tf.distribute.get_replica_context().num_replicas_in_sync > 1
+        for i, (variable, value) in enumerate(zip(self.carried, values)):
+            if i in self.draws and several:
+                value = variable.value + tf.cast(tf.stack([0, self.draws[i] * steps]), value.dtype)
+            variable.assign(value)
+
+    def window_divisors(self, terms: list[Term], examples: tf.Tensor) -> list | None:
+        """The divisors of the window, for a micro-batch with these terms and so many examples; None for its own."""
+        if self.divisors is None:
+            return None
         return [
-            v.value + tf.cast(tf.stack([0, self.draws[i] * steps]), v.value.dtype) if i in self.draws else value
-            for i, (v, value) in enumerate(zip(carried, values))
+            term.divisor * tf.cast(self.examples, term.divisor.dtype) / tf.cast(examples, term.divisor.dtype)
+            if divisor is None
+            else divisor
+            for term, divisor in zip(terms, self.divisors)
         ]
 
 
 def make_plan(
-    model: keras.Model, objective: Objective, batch: tuple, microbatch_size: int, skip_nonfinite: bool
+    model: keras.Model,
+    objective: Objective,
+    batch: tuple,
+    microbatch_size: int,
+    *,
+    training: bool = True,
+    with_metrics: bool = False,
+    skip_nonfinite: bool = False,
 ) -> Plan:
     """Traces one micro-batch's forward pass aside, and returns what it showed.
 
@@ -65,21 +106,24 @@ def make_plan(
         model: the model.
         objective: its loss.
         batch: (x, y, sample_weight), this replica's part of the window.
-        microbatch_size: the examples of a micro-batch.
-        skip_nonfinite: whether micro-batches may be left out, which not every combination of losses allows.
+        microbatch_size: the examples of a micro-batch, to count divisors if these must be known beforehand.
+        training: whether to train the model or to evaluate it.
+        with_metrics: whether to update the model's metrics.
+        skip_nonfinite: whether micro-batches may be left out.
 
     Raises:
-        ValueError: losses with different divisors together with skip_nonfinite, or a synchronized BatchNormalization on
-            several replicas.
+        ValueError: the model or its losses cannot be computed in micro-batches, or not with skip_nonfinite.
     """
     batch_norm.check(model, tf.distribute.get_strategy().num_replicas_in_sync)
-    divisors, found = _trace(model, objective, batch)
-    terms, assigned = found["terms"], found["assigned"]
-    layers, calls = batch_norm.normalizing_layers(model, assigned)
+    divisors, found = _trace(model, objective, batch, training, with_metrics)
+    assigned, terms = found["assigned"], found["terms"]
+    layers, calls = batch_norm.normalizing_layers(model, {key: times for key, (_, times) in assigned.items()})
     usual = [i for i, layer in enumerate(layers) if not layer.renorm and layer.momentum < 1]
     averages = batch_norm.MovingAverages([layers[i] for i in usual], [calls[i] for i in usual])
     own = {id(variable) for variable in averages.variables}
-    carried = [v for v in model.variables if id(v) in assigned and id(v) not in own]
+    carried = [variable for key, (variable, _) in assigned.items() if key not in own]
+    _check_overwritten(model, training)
+    seeds = {i for i, v in enumerate(carried) if internals.is_seed_state(v)}
     kinds = [term.kind for term in terms]
     counts = None
     if common_divisor(terms) is None:
@@ -89,35 +133,78 @@ def make_plan(
                 f"Received: losses that divide by {', '.join(kinds)}"
             )
         # Losses with different divisors share one gradient, so the window's divisors must be known beforehand.
-        counts = sum_over_replicas(_count(divisors, batch, microbatch_size, len(kinds)))
-        counts = [tf.ones_like(count) if kind == "sum" else count for count, kind in zip(counts, kinds)]
+        counts = [None] * len(kinds)
+        if "own" in kinds and training:
+            counts = sum_over_replicas(_count(divisors, batch, microbatch_size, len(kinds)))
+        by_kind = {"sum": tf.ones([], accumulation_dtype(keras.config.floatx())), "examples": None}
+        counts = [by_kind.get(kind, count) for count, kind in zip(counts, kinds)]
+    asks_for_examples = counts is not None or found["means"]
     return Plan(
         carried=carried,
-        draws={i: assigned[id(v)] for i, v in enumerate(carried) if internals.is_seed_state(v)},
+        once={i for i, v in enumerate(carried) if i not in seeds and not found["of_data"][id(v)]},
+        draws={i: assigned[id(carried[i])][1] for i in seeds},
         averages=averages,
         normalizing=[layer.name for layer in layers],
         labels=label_rules(found["y"], terms),
         kinds=kinds,
+        loss_weights=[term.loss_weight for term in terms],
+        adding=found["adding"],
+        metrics=found["metrics"],
+        examples=sum_over_replicas(examples_of(batch[0])) if asks_for_examples else None,
         divisors=counts,
         is_sum=counts is not None or kinds[0] == "sum",
     )
 
 
-def _trace(model: keras.Model, objective: Objective, batch: tuple) -> tuple[Callable, dict]:
+def _trace(model: keras.Model, objective: Objective, batch: tuple, training: bool, with_metrics: bool) -> tuple:
     """A function (x, y, sample_weight) -> the divisors of the loss' terms, and what tracing it showed."""
     found: dict[str, Any] = {}
+    variables = {id(v): v for v in [*model.variables, *(model.metrics_variables if with_metrics else [])]}
 
     @tf.function(autograph=False)
     def divisors(x, y, sample_weight):
-        with internals.CountingScope([(v, v.value) for v in model.variables], collect_losses=True) as scope:
-            y_pred = model(x, training=True)
-            _, terms = objective(y, y_pred, sample_weight, scope.losses, examples_of(x))
-        found.update(terms=terms, assigned=scope.assigned, y=y)
+        batch = x, y, sample_weight
+        before = {key: tf.identity(v.value) for key, v in variables.items()}
+        with internals.RecordingScope([(v, before[key]) for key, v in variables.items()]) as scope:
+            before = dict(scope.state_mapping)
+            y_pred = model(x, training=training)
+            in_call = set(scope.assigned)
+            terms = objective(batch, y_pred, scope.losses, examples_of(x))
+            in_loss = set(scope.assigned) - in_call
+            logs = model.compute_metrics(x, y, y_pred, sample_weight) if with_metrics else {}
+        from_data = _Dependence(tf.nest.flatten(batch, expand_composites=True))
+        of_data = {key: from_data(scope.state_mapping[key]) for key in scope.assigned}
+        plan = MetricsPlan()
+        if with_metrics:
+            metrics = _Dependence([before[id(v)] for v in model.metrics_variables if id(v) in before])
+            plan = plan_metrics(model, scope, before, in_loss, logs, from_data, metrics)
+        found.update(
+            terms=terms, assigned=scope.assigned, y=y, of_data=of_data, metrics=plan,
+            means=objective.own or scope.losses,
+            adding=[internals.layer_that_added(model, loss) for loss in scope.losses],
+        )  # fmt: skip
         return [term.divisor for term in terms]
 
-    specs = map_tensors(lambda tensor: tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype), batch)
-    divisors.get_concrete_function(*specs)
+    divisors.get_concrete_function(*map_tensors(spec_of, batch))
     return divisors, found
+
+
+class _Dependence:
+    """A function (tensor) -> whether a traced tensor was computed from one of some other tensors of its graph."""
+
+    def __init__(self, sources: list):
+        self._sources = {source.name for source in sources if source is not None}
+
+    def __call__(self, tensor: Any) -> bool:
+        waiting, seen = [tensor], set()
+        while waiting:
+            one = waiting.pop()
+            if one.name in self._sources:
+                return True
+            if one.op.name not in seen:
+                seen.add(one.op.name)
+                waiting.extend(one.op.inputs)
+        return False
 
 
 def _count(divisors: Callable, batch: tuple, microbatch_size: int, terms: int) -> list:
@@ -130,3 +217,13 @@ def _count(divisors: Callable, batch: tuple, microbatch_size: int, terms: int) -
 
     zeros = [tf.zeros([], accumulation_dtype(keras.config.floatx()))] * terms
     return tf.while_loop(lambda step, _: step < steps, body, (tf.constant(0), zeros), parallel_iterations=1)[1]
+
+
+def _check_overwritten(model: keras.Model, training: bool) -> None:
+    """Raises ValueError if gradients of a variable are not gradients: those of float8 layers are new values."""
+    overwritten = [v.path for v in model.trainable_variables if v.overwrite_with_gradient] if training else []
+    if overwritten:
+        raise ValueError(
+            "Variables must not be overwritten with their gradients, as those of float8 layers are: such values cannot "
+            f"be added up. Received: {', '.join(overwritten)}"
+        )

@@ -209,6 +209,7 @@ class Trainer:
         before = self.updates
         with one_sentence_errors():
             outcome = self._function(window)(tensors_of(window), tf.constant(replicas))
+        self._update.warn()
         local = self.strategy.experimental_local_results
         losses, weights, gradient_norms = (
             np.concatenate([tensor.numpy() for tensor in local(each)])

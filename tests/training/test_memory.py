@@ -41,3 +41,19 @@ def test_a_window_needs_one_example_and_one_accumulator_however_long_it_is():
     long = least(128, 1, min(limit, 1.05 * short))
     assert short <= limit and long <= limit, (one, parameters, short, long)
     assert long <= 1.05 * short, (one, parameters, short, long)
+
+
+def evaluation(step, microbatch_size):
+    command = [sys.executable, str(SUPPORT / "evaluation_worker.py"), step, str(microbatch_size)]
+    done = subprocess.run(command, env={**os.environ, **GIVE_BACK}, capture_output=True, text=True, check=True)
+    return float(re.search(r"growth (\S+)", done.stdout)[1])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are read from Linux's /proc")
+def test_evaluation_and_prediction_need_no_more_than_a_micro_batch():
+    """Batches of 64 images, micro-batches of 2; the images themselves are in memory either way."""
+    plain = {step: evaluation(step, 0) for step in ("fit", "evaluate", "predict")}
+    small = {step: evaluation(step, 2) for step in plain}
+    print(plain, small)
+    assert all(small[step] < plain[step] / 2 for step in plain), (plain, small)

@@ -1,0 +1,122 @@
+"""Whether a loss is a mean or a sum over the examples: found out once, from a batch and its halves.
+
+Losses that layers add, and a model's own `compute_loss`, are one number for the whole batch. Micro-batches add up to
+the large batch only if this number is a mean over the examples (the mean of the halves' numbers, weighted by their
+sizes) or a sum over them (the sum of the halves' numbers). A load-balancing loss, the product of two means, is neither.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from gradlab._batches import examples_of, map_tensors, rows_of
+
+UNKNOWN, MEAN, SUM, NEITHER, RANDOM = range(5)
+MOST_LOSSES = 4096  # of one model: how many are added is known only when the function is traced
+
+NEITHER_WARNING = (
+    "{name} adds a loss that is neither a mean nor a sum over the examples, so the loss of the large batch is not what "
+    "its micro-batches add up to: the smaller the micro-batch, the larger the difference. gradlab takes the mean."
+)
+RANDOM_WARNING = (
+    "{name} draws random numbers for its loss, so gradlab cannot check that it is a mean over the examples, for which "
+    "it takes it."
+)
+OWN_RULE = (
+    "compute_loss must be a mean or a sum over the examples, so that micro-batches add up to the large batch; its "
+    "values for some examples and for their two halves are neither. Received:"
+)
+
+
+class Additivity:
+    """Remembers for each loss whether it is a mean or a sum. The first batch that tells decides."""
+
+    def __init__(self):
+        self._kinds: Any = None  # a variable, once it is built
+        self._warned = False
+
+    def build(self) -> None:
+        """Creates the variable that remembers; with several replicas, call it in the strategy's scope."""
+        if self._kinds is None:
+            with tf.init_scope():
+                self._kinds = tf.Variable(
+                    tf.fill([MOST_LOSSES], UNKNOWN),
+                    trainable=False,
+                    synchronization=tf.VariableSynchronization.ON_READ,  # each replica finds out by itself
+                    aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+                )
+
+    def kinds(
+        self, number: int, losses: Callable, batch: tuple, microbatch_size: int, rule: str | None = None
+    ) -> tf.Tensor:
+        """For each loss one of the constants above, shape (number,). To be called wherever the losses are needed.
+
+        Args:
+            number: the number of losses.
+            losses: a function (batch) -> (the losses of the batch, of the same batch once more, of its first half, of
+                its second half), each of shape (number,).
+            batch: (x, y, sample_weight).
+            microbatch_size: the examples of a micro-batch: the most that are looked at, or 2.
+            rule: the sentence for a loss that is neither, which is then an error. None: it is not.
+        """
+        few = tf.minimum(examples_of(batch), max(2, microbatch_size))
+        known = self._kinds.read_value()[:number]
+
+        def find_out():
+            part = map_tensors(lambda tensor: rows_of(tensor, slice(0, few)), batch)
+            whole, again, first, second = losses(part)
+            kinds = _kinds(whole, again, first, second, few)
+            if rule is not None:
+                seen = tf.concat([whole, first, second], axis=0)
+                tf.debugging.Assert(tf.reduce_all(kinds != NEITHER), [rule, seen])
+            self._kinds.assign(tf.pad(kinds, [[0, MOST_LOSSES - number]]))
+            return kinds
+
+        return tf.cond(tf.reduce_any(known == UNKNOWN) & (few > 1), find_out, lambda: known)
+
+    def warnings(self, names: list[str]) -> list[str]:
+        """The warnings for losses with these names: once, as soon as all kinds are known."""
+        if self._kinds is None or self._warned:
+            return []
+        kinds = tf.distribute.get_strategy().experimental_local_results(self._kinds)[0].numpy().tolist()[: len(names)]
+        if UNKNOWN in kinds:
+            return []
+        self._warned = True
+        sentences = {NEITHER: NEITHER_WARNING, RANDOM: RANDOM_WARNING}
+        found = {sentences[kind].format(name=name) for kind, name in zip(kinds, names) if kind in sentences}
+        return sorted(found)
+
+
+def factors(kinds: tf.Tensor, examples: tf.Tensor, window: tf.Tensor, dtype: tf.DType) -> list:
+    """For each loss of a micro-batch the factor that makes it a mean over the examples: window / examples for a sum.
+
+    Args:
+        kinds: the result of `Additivity.kinds`.
+        examples: the number of examples of the micro-batch.
+        window: the number of examples of the whole window.
+        dtype: the type of the factors.
+    """
+    times = tf.math.divide_no_nan(tf.cast(window, dtype), tf.cast(examples, dtype))
+    return [tf.where(kind == SUM, times, tf.ones_like(times)) for kind in tf.unstack(kinds)]
+
+
+def both_halves(examples: tf.Tensor) -> tuple[slice, slice]:
+    """The rows of the first and of the second half."""
+    middle = (examples + 1) // 2
+    return slice(0, middle), slice(middle, examples)
+
+
+def _kinds(whole, again, first, second, examples: tf.Tensor) -> tf.Tensor:
+    dtype = whole.dtype
+    near = 1e-3 if dtype.size < 4 else 1e-4
+    size = tf.reduce_max(tf.abs(tf.stack([whole, first, second])), axis=0)
+    share = tf.cast((examples + 1) // 2, dtype) / tf.cast(examples, dtype)
+
+    def equals(other):
+        return tf.abs(whole - other) <= near * size
+
+    is_mean, is_sum = equals(share * first + (1 - share) * second), equals(first + second)
+    kinds = tf.where(is_mean, MEAN, tf.where(is_sum, SUM, NEITHER))
+    kinds = tf.where(equals(again), kinds, RANDOM)
+    return tf.where((is_mean & is_sum) | ~tf.math.is_finite(whole), UNKNOWN, kinds)

@@ -1,0 +1,97 @@
+"""Evaluation and prediction of a Keras model in micro-batches, with the results of the whole batch."""
+
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from gradlab._batches import examples_of, map_tensors, spec_of, tensors_of
+from gradlab.averaging import accumulation_dtype
+from gradlab.training.objective import Objective
+from gradlab.training.replicas import sum_over_replicas
+from gradlab.training.update import regularization_loss
+from gradlab.training.window_pass import WindowPass, loss_of_sums
+from gradlab.window import Loop, Microbatch, accumulate
+
+
+class Evaluated(NamedTuple):
+    """The result of an evaluation.
+
+    Attributes:
+        loss: the loss of the batch over all replicas, regularization included, a scalar.
+        term_losses: the loss of each output, before loss weights.
+        logs: what the model's own `compute_metrics` returned, by name; None for the losses.
+    """
+
+    loss: tf.Tensor
+    term_losses: list
+    logs: dict
+
+
+class WindowEvaluation:
+    """Computes the loss and the metrics of a batch. It is called on each replica.
+
+    Args:
+        model, objective, microbatch_size, jit: as for `gradlab.training.window_pass.WindowPass`.
+        in_flight: as in `gradlab.window.Loop`.
+    """
+
+    def __init__(self, model: keras.Model, objective: Objective, microbatch_size: int, in_flight: int, jit: bool):
+        loop = Loop(in_flight, weight_dtype=accumulation_dtype(keras.config.floatx()))
+        self._model, self._objective = model, objective
+        self._pass = WindowPass(model, objective, microbatch_size, loop, training=False, jit=jit, with_metrics=True)
+
+    def build(self) -> None:
+        """Creates the variables of the evaluation; with several replicas, call it in the strategy's scope."""
+        self._pass.build()
+
+    def __call__(self, x: Any, y: Any, sample_weight: Any = None) -> Evaluated:
+        """Evaluates a batch: nests of tensors, this replica's part."""
+        passed = self._pass((x, y, sample_weight), [])
+        steps, term_sums = sum_over_replicas((tf.size(passed.sums.weights), passed.term_sums))
+        passed.plan.end(passed.values, steps)
+        loss, term_losses = loss_of_sums(passed.plan, term_sums)
+        if self._objective.is_regularized:
+            loss += tf.cast(regularization_loss(self._model.trainable_variables), loss.dtype)
+        return Evaluated(loss, term_losses, passed.named_logs())
+
+
+def predict_in_microbatches(
+    model: keras.Model, x: Any, microbatch_size: int, *, in_flight: int = 1, jit: bool = False
+) -> Any:
+    """The model's outputs for a batch.
+
+    Outputs that are no dense tensors, or have a first dimension of a fixed size, cannot be put together from those of
+    micro-batches: the batch is then computed at once.
+    """
+    found = []
+
+    def call(x):
+        return model(x, training=False)
+
+    @tf.function(autograph=False)
+    def outputs(x):
+        found.append(call(x))
+        return found[-1]
+
+    outputs.get_concrete_function(map_tensors(spec_of, x))
+    tensors = tensors_of(found[-1])
+    whole = any(not isinstance(tensor, tf.Tensor) or not _has_rows(tensor) for tensor in tensors)
+    call = tf.function(call, jit_compile=True, autograph=False) if jit else call
+    if whole:
+        return call(x)
+    steps = -(-examples_of(x) // microbatch_size)
+    arrays = [tf.TensorArray(tensor.dtype, steps, infer_shape=False, element_shape=tensor.shape) for tensor in tensors]
+
+    def forward(microbatch, number, arrays):
+        predicted = tensors_of(call(microbatch))
+        arrays = [array.write(number, one) for array, one in zip(arrays, predicted)]
+        return Microbatch(tf.zeros([]), tf.ones([]), arrays)
+
+    arrays = accumulate(forward, [], x, microbatch_size, arrays, loop=Loop(in_flight)).state
+    rows = iter(array.concat() for array in arrays)
+    return map_tensors(lambda tensor: tf.ensure_shape(next(rows), tensor.shape), found[-1])
+
+
+def _has_rows(tensor: tf.Tensor) -> bool:
+    return tensor.shape.rank is not None and tensor.shape.rank > 0 and tensor.shape[0] is None

@@ -1,0 +1,116 @@
+"""The metrics of a window that is computed in micro-batches.
+
+Keras updates metrics once for each batch. Here every micro-batch updates them. For metrics that sum over examples this
+is the same. A metric that gets one number for each batch, such as a function that returns a scalar, would count every
+micro-batch like a batch: its sums count by the micro-batch's share of the window's examples instead.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from gradlab.training import _keras_internals as internals
+
+CALLS_WARNING = (
+    "{name} counts the batches it is given, in a way that gradlab cannot turn into examples: it counts each "
+    "micro-batch as a batch."
+)
+
+
+@dataclass(frozen=True)
+class MetricsPlan:
+    """What tracing `compute_metrics` once showed.
+
+    Attributes:
+        by_share: the ids of variables whose increments count by the micro-batch's share of the window.
+        in_loss: the ids of those that the model's own `compute_loss` updates.
+        counting: the names of metrics that count batches in a way that cannot be divided into shares.
+        logs: for each entry that a model's own `compute_metrics` returns: (name, shape, type, whether it is a result of
+            metrics). Other entries are averaged over the examples.
+        losses: the names of entries for the losses, which are known at the end of the window.
+    """
+
+    by_share: set = field(default_factory=set)
+    in_loss: set = field(default_factory=set)
+    counting: list[str] = field(default_factory=list)
+    logs: list[tuple] = field(default_factory=list)
+    losses: list[str] = field(default_factory=list)
+
+    def no_logs(self) -> list:
+        """The logs to begin a window with."""
+        return [tf.zeros(shape, dtype) for _, shape, dtype, _ in self.logs]
+
+    def add_logs(self, logs: list, found: dict, share: tf.Tensor) -> list:
+        """The logs after one more micro-batch, which is a share of the window."""
+        return [
+            found[name] if is_result else kept + tf.cast(found[name], dtype) * tf.cast(share, dtype)
+            for (name, _, dtype, is_result), kept in zip(self.logs, logs)
+        ]
+
+    def weigh(self, scope: keras.StatelessScope, before: dict, share: tf.Tensor, of_loss: tf.Tensor) -> None:
+        """Lets increments count by a micro-batch's share of the window.
+
+        Args:
+            scope: the scope of the micro-batch, which is changed.
+            before: the values at its beginning, by id(variable).
+            share: the share.
+            of_loss: the same for what the model's own `compute_loss` adds: 1 if its result is a sum over the examples.
+        """
+        for key in self.by_share:
+            old, new = before[key], scope.state_mapping[key]
+            scope.state_mapping[key] = old + (new - old) * tf.cast(of_loss if key in self.in_loss else share, old.dtype)
+
+
+def has_own_logs(model: keras.Model) -> bool:
+    """Whether the model computes its metrics by itself."""
+    return type(model).compute_metrics is not keras.Model.compute_metrics
+
+
+def plan_metrics(
+    model: keras.Model,
+    scope: keras.StatelessScope,
+    before: dict,
+    in_loss: set,
+    logs: dict,
+    of_data: Callable,
+    of_metrics: Callable,
+) -> MetricsPlan:
+    """The plan, from one traced call of `compute_metrics`.
+
+    Args:
+        model: the model.
+        scope: the scope of the call, after it.
+        before: the values of the metrics' variables before it, by id(variable).
+        in_loss: the ids of the variables that the model's own `compute_loss` assigned.
+        logs: what it returned.
+        of_data, of_metrics: functions (tensor) -> whether it depends on the batch, or on the metrics' variables.
+    """
+    by_share, counting = set(), []
+    for metric in internals.metrics_of(model):
+        assigned = [v for v in metric.variables if id(v) in scope.assigned]
+        values = {id(v): scope.get_current_value(v) for v in assigned}
+        if all(of_data(value) for value in values.values()):
+            continue  # nothing in it counts calls
+        # What counts calls is assigned once per window; what is added to it at each call gets a share.
+        sums = [key for key, value in values.items() if of_data(value)]
+        if all(_is_increment(values[key], before[key]) for key in sums):
+            by_share.update(sums)
+        elif sums:
+            counting.append(metric.name)
+    if not has_own_logs(model):
+        return MetricsPlan(by_share, in_loss, counting)
+    losses = internals.loss_names(model)
+    others = {name: tf.convert_to_tensor(value) for name, value in logs.items() if name not in losses}
+    own = [(name, value.shape, value.dtype, of_metrics(value)) for name, value in others.items()]
+    return MetricsPlan(by_share, in_loss, counting, own, [name for name in logs if name in losses])
+
+
+def _is_increment(value: Any, before: Any) -> bool:
+    """Whether a traced value of floating point is `before` plus something."""
+    while value.op.type in ("Identity", "StopGradient"):
+        value = value.op.inputs[0]
+    names = [tensor.name for tensor in value.op.inputs]
+    return value.dtype.is_floating and value.op.type in ("AddV2", "AssignAdd") and before.name in names

@@ -1,0 +1,263 @@
+"""One pass of a Keras model over a window, micro-batch by micro-batch: the part that training and evaluation share."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from gradlab._batches import examples_of, map_tensors, rows_of, spec_of
+from gradlab.training import _keras_internals as internals
+from gradlab.training.additivity import OWN_RULE, Additivity, both_halves, factors
+from gradlab.training.input_checks import check_stateless, checked_batch
+from gradlab.training.objective import Objective, Term, common_divisor, total_loss
+from gradlab.training.plan import Plan, make_plan
+from gradlab.window import Loop, Microbatch, Sums, accumulate
+
+
+class Passed(NamedTuple):
+    """The result of a pass.
+
+    Attributes:
+        plan: what tracing the forward pass showed.
+        sums: the result of the loop.
+        values: the values of the plan's carried variables after the window.
+        statistics: the sums for the moving averages of batch normalization.
+        term_sums: for each term of the loss: (the sum of its totals, the sum of its divisors).
+        logs: what the model's own `compute_metrics` returned, as in the plan of the metrics.
+        unit: the number by which weights were divided while gradients were summed.
+        is_mean: whether that makes the sums of gradients means already.
+    """
+
+    plan: Plan
+    sums: Sums
+    values: list
+    statistics: list
+    term_sums: list
+    logs: list
+    unit: Any
+    is_mean: bool
+
+    def named_logs(self) -> dict:
+        """The logs by name; None for those of the losses."""
+        found = dict(zip((name for name, *_ in self.plan.metrics.logs), self.logs))
+        return found | dict.fromkeys(self.plan.metrics.losses)
+
+
+class WindowPass:
+    """Runs a model over windows.
+
+    Args:
+        model: the Keras model.
+        objective: the loss.
+        microbatch_size: the examples of a micro-batch.
+        loop: the settings of the loop.
+        training: whether to train the model or to evaluate it.
+        jit: whether to compile each micro-batch's forward and backward pass with XLA.
+        with_metrics: whether to update the model's metrics.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        objective: Objective,
+        microbatch_size: int,
+        loop: Loop,
+        *,
+        training: bool = True,
+        jit: bool = False,
+        with_metrics: bool = False,
+    ):
+        self._model, self._objective, self._microbatch_size, self._loop = model, objective, microbatch_size, loop
+        self._training, self._jit, self._with_metrics = training, jit, with_metrics
+        self._additivity = Additivity()
+        self._adding: list[str] = []
+
+    def build(self) -> None:
+        """Creates the variables of the pass; with several replicas, call it in the strategy's scope."""
+        self._additivity.build()
+        if tf.distribute.get_strategy().num_replicas_in_sync == 1:
+            internals.create_global_seed()
+
+    def warnings(self) -> list[str]:
+        """What a user should know of the losses that layers add, once, after the first window."""
+        return self._additivity.warnings(self._adding)
+
+    def __call__(
+        self,
+        batch: tuple,
+        variables: list,
+        *,
+        scale: tf.Tensor | float = 1.0,
+        record: Callable | None = None,
+        accumulators: list | None = None,
+    ) -> Passed:
+        """Processes one window.
+
+        Args:
+            batch: (x, y, sample_weight), this replica's part of the window, which may have no examples.
+            variables: the variables to differentiate with respect to.
+            scale: the factor of the loss while it is differentiated.
+            record, accumulators: as for `gradlab.window.accumulate`.
+        """
+        check_stateless(self._model)
+        self.build()
+        dtype = self._loop.weight_dtype
+        plan = make_plan(
+            self._model,
+            self._objective,
+            batch,
+            self._microbatch_size,
+            training=self._training,
+            with_metrics=self._with_metrics,
+            skip_nonfinite=self._loop.skip_nonfinite,
+        )
+        first, examples = plan.begin(), examples_of(batch[0])
+        kinds = self._kinds(plan, first, batch)
+        unit, is_mean = self._unit(plan, tf.cast(examples, dtype))
+        forward = self._forward(plan, tf.cast(scale, dtype), unit, examples, kinds)
+        no_terms = [(tf.zeros([], dtype), tf.zeros([], dtype)) for _ in plan.kinds]
+        sums = accumulate(
+            forward,
+            variables,
+            checked_batch(batch, plan.labels),
+            self._microbatch_size,
+            (first, plan.averages.zeros(dtype), no_terms, plan.metrics.no_logs()),
+            record=record,
+            accumulators=accumulators,
+            loop=self._loop,
+        )
+        values, statistics, term_sums, logs = sums.state
+        return Passed(plan, sums, values, statistics, term_sums, logs, unit, is_mean)
+
+    def _unit(self, plan: Plan, examples: tf.Tensor) -> tuple:
+        """The number by which weights are divided while gradients are summed, and whether that makes sums means.
+
+        If the window's weight is known beforehand, gradients are summed as shares of the mean. Nothing is left to
+        divide, which would take a copy of them. Otherwise weights are divided by that of a full micro-batch, which
+        keeps float16 gradients in range.
+        """
+        if plan.is_sum:
+            return 1.0, True
+        replicas = tf.distribute.get_replica_context().num_replicas_in_sync
+        if plan.kinds[0] == "examples" and replicas == 1 and not self._loop.skip_nonfinite:
+            return examples, True
+        return float(self._microbatch_size), False
+
+    def _forward(self, plan: Plan, scale: tf.Tensor, unit: Any, window: tf.Tensor, kinds: Any) -> Callable:
+        """The forward pass of a micro-batch, as `accumulate` calls it."""
+        dtype = self._loop.weight_dtype
+
+        def forward(microbatch, number, state):
+            values, statistics, term_sums, logs = state
+            examples = examples_of(microbatch[0])
+            share = tf.math.divide_no_nan(tf.cast(examples, dtype), tf.cast(window, dtype))
+            with plan.scope(values) as scope:
+                before = dict(scope.state_mapping)
+                y_pred = self._model(microbatch[0], training=self._training)
+                as_means = None if kinds is None else factors(kinds, examples, plan.examples, dtype)
+                terms = self._objective(microbatch, y_pred, scope.losses, examples, as_means)
+                if self._with_metrics:
+                    self._model.compute_metrics(*microbatch[:2], y_pred, microbatch[2])
+                    plan.metrics.weigh(scope, before, share, share if as_means is None else as_means[0] * share)
+                if plan.metrics.logs:
+                    with internals.frozen_metrics(self._model):  # its logs, now that the increments are weighed
+                        found = self._model.compute_metrics(*microbatch[:2], y_pred, microbatch[2])
+                    logs = plan.metrics.add_logs(logs, found, share)
+            loss = tf.cast(total_loss(terms, plan.window_divisors(terms, examples)), dtype)
+            weight = _weight(plan, terms, tf.cast(examples, dtype))
+            sums = [
+                (total + tf.cast(term.total, dtype), divisor + tf.cast(term.divisor, dtype))
+                for term, (total, divisor) in zip(terms, term_sums)
+            ]
+            state = plan.values(scope), plan.averages.add(statistics, scope, examples), sums, logs
+            return Microbatch(loss * scale, weight, state, weight / unit)
+
+        return tf.function(forward, jit_compile=True, autograph=False) if self._jit else forward
+
+    def _kinds(self, plan: Plan, values: list, batch: tuple) -> tf.Tensor | None:
+        """Whether the model's own loss and those that layers add are means or sums; None if there are none."""
+        own, adding = self._objective.own, plan.adding
+        number = len(adding) if own is None else 1
+        if number == 0:
+            return None
+        self._adding = adding if own is None else [f"compute_loss of {self._model.name}"]
+        noisy = bool(plan.draws or plan.normalizing)
+        training = self._training and not (noisy and self._adds_as_much(plan, values, batch))
+        rule = None if own is None else OWN_RULE
+
+        def losses(part):
+            with plan.scope(values) as scope:
+                return _of_halves(self._model, self._objective, part, scope, training, self._loop.weight_dtype)
+
+        return self._additivity.kinds(number, losses, batch, self._microbatch_size, rule)
+
+    def _adds_as_much(self, plan: Plan, values: list, batch: tuple) -> bool:
+        """Whether the layers add as many losses without training, when dropout and the like draw nothing."""
+        added = []
+
+        @tf.function(autograph=False)
+        def evaluate(x):
+            with plan.scope([v.value for v in plan.carried]) as scope:
+                self._model(x, training=False)
+                added.extend(scope.losses)
+
+        evaluate.get_concrete_function(map_tensors(spec_of, batch[0]))
+        return len(added) == len(plan.adding)
+
+
+def _of_halves(model: keras.Model, objective: Objective, batch: tuple, scope: Any, training: bool, dtype: Any) -> tuple:
+    """The losses of a batch, of the same batch once more, and of its halves, as `Additivity.kinds` asks for them.
+
+    For a `compute_loss` without losses of layers, the halves share one forward pass, so it does not matter whether the
+    model draws random numbers.
+    """
+    examples = examples_of(batch[0])
+    everything, halves = slice(0, examples), both_halves(examples)
+
+    def of_model(rows):
+        scope.losses.clear()
+        part = map_tensors(lambda tensor: rows_of(tensor, rows), batch)
+        y_pred = model(part[0], training=training)
+        losses = objective.means(part, y_pred, scope.losses)
+        return tf.stack([tf.cast(loss, dtype) for loss in losses]), y_pred
+
+    whole, y_pred = of_model(everything)
+    if objective.own is None or scope.losses:
+        return whole, *(of_model(rows)[0] for rows in (everything, *halves))
+
+    def of_loss(rows):
+        part = map_tensors(lambda tensor: rows_of(tensor, rows), batch)
+        return tf.stack([tf.cast(loss, dtype) for loss in objective.means(part, _predictions(y_pred, rows), [])])
+
+    return tuple(of_loss(rows) for rows in (everything, everything, *halves))
+
+
+def _predictions(y_pred: Any, rows: slice) -> Any:
+    """Some rows of predictions and of their masks; what is not known to have a row for each example stays whole."""
+
+    def cut(tensor):
+        if not tensor.shape.rank or tensor.shape[0] is not None:
+            return tensor
+        part, mask = rows_of(tensor, rows), internals.mask_of(tensor)
+        if mask is not None:
+            internals.set_mask(part, rows_of(mask, rows))
+        return part
+
+    return map_tensors(cut, y_pred)
+
+
+def _weight(plan: Plan, terms: list[Term], examples: tf.Tensor) -> tf.Tensor:
+    """The weight of a micro-batch's loss: 1 if losses are sums or shares, else the number it was divided by."""
+    if plan.is_sum:
+        return tf.ones_like(examples)
+    return examples if plan.kinds[0] == "examples" else tf.cast(common_divisor(terms), examples.dtype)
+
+
+def loss_of_sums(plan: Plan, term_sums: list) -> tuple[tf.Tensor, list]:
+    """The loss of a window without regularization, and that of each term before loss weights, from the terms' sums."""
+    means = [
+        total if kind == "sum" else tf.math.divide_no_nan(total, divisor)
+        for (total, divisor), kind in zip(term_sums, plan.kinds)
+    ]
+    return tf.add_n([mean * tf.cast(factor, mean.dtype) for mean, factor in zip(means, plan.loss_weights)]), means
