@@ -127,9 +127,9 @@ class OwnLoss:
         self.is_regularized = False
 
     def __call__(self, *batch: Any) -> tf.Tensor:
-        with internals.without_regularizers(self._model.trainable_variables) as asked:
+        with internals.without_regularizers(self._model.trainable_variables) as regularizer:
             loss = internals.compute_loss(self._model, *batch, training=self._training)
-        self.is_regularized = bool(asked)
+        self.is_regularized = regularizer.was_asked
         return loss
 
 
