@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from gradlab._batches import examples_of, map_tensors, rows_of, spec_of
+from gradlab._batches import examples_of, map_tensors, rows_of, spec_of, tensors_of
 from gradlab.training import _keras_internals as internals
 from gradlab.training.additivity import OWN_RULE, Additivity, both_halves, factors
 from gradlab.training.input_checks import check_stateless, checked_batch
@@ -228,16 +228,20 @@ def _of_halves(model: keras.Model, objective: Objective, batch: tuple, scope: An
 
     def of_loss(rows):
         part = map_tensors(lambda tensor: rows_of(tensor, rows), batch)
-        return tf.stack([tf.cast(loss, dtype) for loss in objective.means(part, _predictions(y_pred, rows), [])])
+        predicted = _predictions(y_pred, rows, known=tensors_of(batch)[0].shape[0])
+        return tf.stack([tf.cast(loss, dtype) for loss in objective.means(part, predicted, [])])
 
     return tuple(of_loss(rows) for rows in (everything, everything, *halves))
 
 
-def _predictions(y_pred: Any, rows: slice) -> Any:
-    """Some rows of predictions and of their masks; what is not known to have a row for each example stays whole."""
+def _predictions(y_pred: Any, rows: slice, known: int | None) -> Any:
+    """Some rows of predictions and of their masks, for a batch whose number of examples may be known.
+
+    What is known to have another number of rows stays whole.
+    """
 
     def cut(tensor):
-        if not tensor.shape.rank or tensor.shape[0] is not None:
+        if not tensor.shape.rank or tensor.shape[0] != known:
             return tensor
         part, mask = rows_of(tensor, rows), internals.mask_of(tensor)
         if mask is not None:

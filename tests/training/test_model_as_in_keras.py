@@ -441,6 +441,11 @@ def test_a_loss_of_the_model_s_own(model, b):
     assert_equal(lambda: model(layers()), compiled_fit(keras.optimizers.SGD(0.01), loss, fit=fit), b)
 
 
+def test_a_loss_of_the_model_s_own_eagerly():
+    build = lambda: OwnLoss([keras.Input([4]), keras.layers.Dense(1)])  # noqa: E731
+    assert_equal(build, compiled_fit("sgd", run_eagerly=True, fit=FIT | {"epochs": 1}), 3)
+
+
 def test_a_loss_of_the_model_s_own_with_random_numbers():
     """As in a variational autoencoder: the noise is drawn in call, and compute_loss is a mean."""
 
