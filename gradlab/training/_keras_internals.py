@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src.backend import compute_output_spec
-from keras.src.losses.loss import squeeze_or_expand_to_same_rank
+from keras.src.losses.loss import squeeze_or_expand_to_same_rank, unscale_loss_for_distribution
 from keras.src.random.seed_generator import global_seed_generator
 from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics
 
@@ -169,6 +169,11 @@ def function_of_loss(loss: keras.losses.Loss) -> tuple[Callable | None, dict]:
 def same_rank(one: Any, other: Any) -> tuple:
     """Both tensors with the same rank, by the rule with which Keras aligns masks, weights and losses."""
     return squeeze_or_expand_to_same_rank(one, other)
+
+
+def unscaled(loss: Any) -> Any:
+    """A loss without the division by the number of replicas with which Keras prepares a sum over them."""
+    return unscale_loss_for_distribution(loss)
 
 
 def mask_of(tensor: Any) -> Any:

@@ -23,9 +23,9 @@ RANDOM_WARNING = (
     "{name} draws random numbers for its loss, so gradlab cannot check that it is a mean over the examples, for which "
     "it takes it."
 )
-OWN_RULE = (
-    "compute_loss must be a mean or a sum over the examples, so that micro-batches add up to the large batch; its "
-    "values for some examples and for their two halves are neither. Received:"
+RULE = (
+    "{name} must be a mean or a sum over the examples, so that micro-batches add up to the large batch; its values for "
+    "some examples and for their two halves are neither. Received:"
 )
 
 
@@ -47,19 +47,18 @@ class Additivity:
                     aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
                 )
 
-    def kinds(
-        self, number: int, losses: Callable, batch: tuple, microbatch_size: int, rule: str | None = None
-    ) -> tf.Tensor:
-        """For each loss one of the constants above, shape (number,). To be called wherever the losses are needed.
+    def kinds(self, names: list[str], strict: int, losses: Callable, batch: tuple, microbatch_size: int) -> tf.Tensor:
+        """For each loss one of the constants above, shape (losses,). To be called wherever the losses are needed.
 
         Args:
-            number: the number of losses.
+            names: the names of the losses.
+            strict: how many of them, from the first one, must be means or sums: it is an error if one is neither.
             losses: a function (batch) -> (the losses of the batch, of the same batch once more, of its first half, of
-                its second half), each of shape (number,).
+                its second half), each of shape (losses,).
             batch: (x, y, sample_weight).
             microbatch_size: the examples of a micro-batch: the most that are looked at, or 2.
-            rule: the sentence for a loss that is neither, which is then an error. None: it is not.
         """
+        number = len(names)
         few = tf.minimum(examples_of(batch), max(2, microbatch_size))
         known = self._kinds.read_value()[:number]
 
@@ -67,9 +66,9 @@ class Additivity:
             part = map_tensors(lambda tensor: rows_of(tensor, slice(0, few)), batch)
             whole, again, first, second = losses(part)
             kinds = _kinds(whole, again, first, second, few)
-            if rule is not None:
-                seen = tf.concat([whole, first, second], axis=0)
-                tf.debugging.Assert(tf.reduce_all(kinds != NEITHER), [rule, seen])
+            for i, name in enumerate(names[:strict]):
+                seen = tf.stack([whole[i], first[i], second[i]])
+                tf.debugging.Assert(kinds[i] != NEITHER, [RULE.format(name=name), seen])
             self._kinds.assign(tf.pad(kinds, [[0, MOST_LOSSES - number]]))
             return kinds
 

@@ -96,13 +96,13 @@ class _Steps:
         self._model, self._microbatch_size, self._in_flight = model, microbatch_size, in_flight
 
     def install(self) -> None:
-        """Sets the methods, and prepares what a compiled model needs."""
+        """Prepares what a compiled model needs, and sets the methods."""
+        if self._model.compiled:
+            self._prepare()
         names = ["compile", "fit", "make_train_function", "make_test_function", "make_predict_function", "train_step"]
         names += [name for name in ("test_step", "predict_step") if not _has_own(self._model, name)]
         for name in names:
             object.__setattr__(self._model, name, self._method(name))
-        if self._model.compiled:
-            self._prepare()
 
     def _method(self, name: str) -> Callable:
         """One of the methods below, with the signature and the docstring of the model's own."""

@@ -25,6 +25,7 @@ class Term(NamedTuple):
             sample weights, "sum" if there is none.
         loss_weight: the factor of the term in the total loss.
         labels: None, or if labels are class numbers: (labels, number of classes, one more label that is allowed).
+        name: the name of the loss.
     """
 
     total: tf.Tensor
@@ -32,6 +33,7 @@ class Term(NamedTuple):
     kind: str
     loss_weight: Any = 1.0
     labels: tuple | None = None
+    name: str = ""
 
 
 class Objective:
@@ -41,11 +43,15 @@ class Objective:
         loss, loss_weights: as for `keras.Model.compile`.
         output_names: the names of the model's outputs, to find losses by name.
         by_weight: divide every loss by the sum of its sample weights, whatever its reduction says.
-        own: the model's own `compute_loss`, a function (x, y, y_pred, sample_weight) -> a scalar that is a mean over
-            the examples. It takes the place of loss and loss_weights. None: there is none.
+        own: the model's own `compute_loss`, a function (x, y, y_pred, sample_weight) -> a scalar. It takes the place of
+            loss and loss_weights. None: there is none.
+
+    Attributes:
+        numbers: the names of the losses that give one number for a batch instead of one for each example, as of the
+            last call: `own`, or losses of `compile`.
 
     Raises:
-        ValueError: a loss that is no sum over examples: `reduction=None`, or a reduction of its own.
+        ValueError: a loss without a reduction.
     """
 
     def __init__(
@@ -58,6 +64,7 @@ class Objective:
     ):
         self._taken: list[Term] = []
         self.own = own
+        self.numbers: list[str] = []
         for one in keras.tree.flatten(loss):
             if isinstance(one, keras.losses.Loss):
                 _check_reduction(one)
@@ -77,41 +84,56 @@ class Objective:
             y_pred: the predictions.
             added: the losses that layers added. As in Keras, one that is not a scalar counts as its sum.
             examples: the number of examples, a scalar tensor.
-            factors: for `own`, if there is one, and for each added loss: a factor that makes it a mean over the
-                examples. None: they are means.
+            factors: for each of the `one_by_one` losses a factor that makes it a mean over the examples. None: they
+                are means.
 
         Returns:
-            The list of `Term`s. `own` and the added losses together are the last one.
+            The list of `Term`s. The added losses together are the last one.
         """
-        self._taken.clear()
-        if self._compiled is not None:
-            self._compiled(batch[1], y_pred, batch[2])
-        terms = list(self._taken)
-        means = self.means(batch, y_pred, added)
-        if means:
-            dtype = accumulation_dtype(keras.config.floatx())
-            factors = [1.0] * len(means) if factors is None else factors
-            total = tf.add_n([tf.cast(mean, dtype) * tf.cast(factor, dtype) for mean, factor in zip(means, factors)])
-            examples = tf.cast(examples, dtype)
-            terms.append(Term(total * examples, examples, "examples"))
+        dtype = accumulation_dtype(keras.config.floatx())
+        examples = tf.cast(examples, dtype)
+        terms = self._terms(batch, y_pred)
+        left = iter([1.0] * (len(terms) + len(added)) if factors is None else factors)
+
+        def as_mean(number):
+            return tf.cast(number, dtype) * tf.cast(next(left), dtype) * examples
+
+        terms = [
+            term._replace(total=as_mean(term.total), divisor=examples, kind="examples")
+            if term.kind == "number"
+            else term
+            for term in terms
+        ]
+        if added and self.own is None:
+            terms.append(Term(tf.add_n([as_mean(tf.reduce_sum(loss)) for loss in added]), examples, "examples"))
         if not terms:
             raise ValueError("There is no loss to compute: give one to compile, or add one in a layer. Received: None")
         return terms
+
+    def one_by_one(self, batch: tuple, y_pred: Any, added: list) -> list:
+        """The losses that are one number for a batch, in the order of `numbers`, then those that layers added.
+
+        An own loss that adds `model.losses` itself contains the latter already.
+        """
+        numbers = [term.total for term in self._terms(batch, y_pred) if term.kind == "number"]
+        return numbers + ([tf.reduce_sum(loss) for loss in added] if self.own is None else [])
+
+    def _terms(self, batch: tuple, y_pred: Any) -> list[Term]:
+        """The terms of the model's own loss, or of the losses of `compile`; of kind "number" for one for the batch."""
+        x, y, sample_weight = batch
+        self._taken.clear()
+        if self.own is not None:
+            number = tf.reduce_sum(self.own(x, y, y_pred, sample_weight))
+            self._taken.append(Term(number, None, "number", name="compute_loss"))
+        elif self._compiled is not None:
+            self._compiled(y, y_pred, sample_weight)
+        self.numbers = [term.name for term in self._taken if term.kind == "number"]
+        return list(self._taken)
 
     @property
     def is_regularized(self) -> bool:
         """Whether the regularization losses of the weights belong to the loss."""
         return self.own is None or getattr(self.own, "is_regularized", True)
-
-    def means(self, batch: tuple, y_pred: Any, added: list) -> list:
-        """The scalars that are taken for means over the examples: the model's own loss, and each added loss.
-
-        An own loss that adds `model.losses` itself contains them already.
-        """
-        if self.own is None:
-            return [tf.reduce_sum(loss) for loss in added]
-        x, y, sample_weight = batch
-        return [tf.reduce_sum(self.own(x, y, y_pred, sample_weight))]
 
 
 class OwnLoss:
@@ -157,8 +179,6 @@ def _check_reduction(loss: keras.losses.Loss) -> None:
             f"{loss.name} must have a reduction for gradlab to know the large batch's loss: sum_over_batch_size, "
             f"mean, mean_with_sample_weight or sum. Received: {loss.reduction!r}"
         )
-    if type(loss).__call__ is not keras.losses.Loss.__call__:
-        raise ValueError(f"A loss must reduce as keras.losses.Loss does. Received: {type(loss).__name__}.__call__")
 
 
 class _SumAndDivisor(keras.losses.Loss):
@@ -168,23 +188,34 @@ class _SumAndDivisor(keras.losses.Loss):
         _check_reduction(loss)
         super().__init__(name=loss.name.strip("<>"), reduction="sum", dtype=loss.dtype)  # "<lambda>" is no scope's name
         self._loss, self._loss_weight, self._terms = loss, loss_weight, terms
+        self._divides_by_weight = by_weight
         self._divide_by = "mean_with_sample_weight" if by_weight else loss.reduction
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> tf.Tensor:
+        if type(self._loss).__call__ is not keras.losses.Loss.__call__:
+            return self._one_number(y_true, y_pred, sample_weight)
         total = super().__call__(y_true, y_pred, sample_weight)  # the reduction "sum" leaves it undivided
+        if self._values.shape.rank == 0:
+            return self._one_number(y_true, y_pred, sample_weight)
         mask = _both(internals.mask_of(y_pred), internals.mask_of(self._values))
         divisor, kind = self._divisor(mask, sample_weight, total.dtype)
-        self._terms.append(Term(total, divisor, kind, self._loss_weight, self._labels(y_true, y_pred)))
+        self._terms.append(Term(total, divisor, kind, self._loss_weight, self._labels(y_true, y_pred), self.name))
         return total
 
     def call(self, y_true: Any, y_pred: Any) -> tf.Tensor:
         self._values = self._loss.call(y_true, y_pred)
-        if self._values.shape.rank == 0:
+        return self._values
+
+    def _one_number(self, y_true, y_pred, sample_weight) -> tf.Tensor:
+        """The loss as Keras computes it, for a batch as a whole."""
+        if self._divides_by_weight:
             raise ValueError(
-                f"{self.name} must give a loss for each example, so that micro-batches add up to the large batch. "
+                f"{self.name} must give a loss for each example if weight_fn weighs them. "
                 "Received: one number for the whole batch"
             )
-        return self._values
+        number = tf.reduce_sum(internals.unscaled(self._loss(y_true, y_pred, sample_weight)))
+        self._terms.append(Term(number, None, "number", self._loss_weight, name=self.name))
+        return number
 
     def _divisor(self, mask, sample_weight, dtype) -> tuple[tf.Tensor, str]:
         if self._divide_by == "sum":

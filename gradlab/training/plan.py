@@ -31,7 +31,8 @@ class Plan:
         labels: which targets are class numbers, as `label_rules` describes.
         kinds: for each term of the loss, the kind of its divisor.
         loss_weights: for each term its factor in the total loss.
-        adding: the names of the layers that add losses.
+        numbers: the names of losses that give one number for a batch, as in `Objective`.
+        adding: the names of the layers that add losses; empty if the model's own loss takes care of them.
         metrics: how metrics are updated.
         examples: the number of examples of the window over all replicas, or None if nothing asks for it.
         divisors: the divisors of the whole window, one for each term, if the terms differ in them; else None. Those
@@ -47,6 +48,7 @@ class Plan:
     labels: list
     kinds: list[str]
     loss_weights: list
+    numbers: list[str]
     adding: list[str]
     metrics: MetricsPlan
     examples: tf.Tensor | None
@@ -138,7 +140,7 @@ def make_plan(
             counts = sum_over_replicas(_count(divisors, batch, microbatch_size, len(kinds)))
         by_kind = {"sum": tf.ones([], accumulation_dtype(keras.config.floatx())), "examples": None}
         counts = [by_kind.get(kind, count) for count, kind in zip(counts, kinds)]
-    asks_for_examples = counts is not None or found["means"]
+    asks_for_examples = counts is not None or found["numbers"] or found["adding"]
     return Plan(
         carried=carried,
         once={i for i, v in enumerate(carried) if i not in seeds and not found["of_data"][id(v)]},
@@ -148,6 +150,7 @@ def make_plan(
         labels=label_rules(found["y"], terms),
         kinds=kinds,
         loss_weights=[term.loss_weight for term in terms],
+        numbers=found["numbers"],
         adding=found["adding"],
         metrics=found["metrics"],
         examples=sum_over_replicas(examples_of(batch[0])) if asks_for_examples else None,
@@ -180,8 +183,8 @@ def _trace(model: keras.Model, objective: Objective, batch: tuple, training: boo
             plan = plan_metrics(model, scope, before, in_loss, logs, from_data, metrics)
         found.update(
             terms=terms, assigned=scope.assigned, y=y, of_data=of_data, metrics=plan,
-            means=objective.own or scope.losses,
-            adding=[internals.layer_that_added(model, loss) for loss in scope.losses],
+            numbers=objective.numbers,
+            adding=[] if objective.own else [internals.layer_that_added(model, loss) for loss in scope.losses],
         )  # fmt: skip
         return [term.divisor for term in terms]
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from gradlab._batches import examples_of, map_tensors, rows_of, spec_of, tensors_of
 from gradlab.training import _keras_internals as internals
-from gradlab.training.additivity import OWN_RULE, Additivity, both_halves, factors
+from gradlab.training.additivity import Additivity, both_halves, factors
 from gradlab.training.input_checks import check_stateless, checked_batch
 from gradlab.training.objective import Objective, Term, common_divisor, total_loss
 from gradlab.training.plan import Plan, make_plan
@@ -71,7 +71,7 @@ class WindowPass:
         self._model, self._objective, self._microbatch_size, self._loop = model, objective, microbatch_size, loop
         self._training, self._jit, self._with_metrics = training, jit, with_metrics
         self._additivity = Additivity()
-        self._adding: list[str] = []
+        self._names: list[str] = []
 
     def build(self) -> None:
         """Creates the variables of the pass; with several replicas, call it in the strategy's scope."""
@@ -81,7 +81,7 @@ class WindowPass:
 
     def warnings(self) -> list[str]:
         """What a user should know of the losses that layers add, once, after the first window."""
-        return self._additivity.warnings(self._adding)
+        return self._additivity.warnings(self._names)
 
     def __call__(
         self,
@@ -176,21 +176,18 @@ class WindowPass:
         return tf.function(forward, jit_compile=True, autograph=False) if self._jit else forward
 
     def _kinds(self, plan: Plan, values: list, batch: tuple) -> tf.Tensor | None:
-        """Whether the model's own loss and those that layers add are means or sums; None if there are none."""
-        own, adding = self._objective.own, plan.adding
-        number = len(adding) if own is None else 1
-        if number == 0:
+        """Whether losses that are one number for a batch are means or sums; None if there are none."""
+        self._names = plan.numbers + plan.adding
+        if not self._names:
             return None
-        self._adding = adding if own is None else [f"compute_loss of {self._model.name}"]
         noisy = bool(plan.draws or plan.normalizing)
         training = self._training and not (noisy and self._adds_as_much(plan, values, batch))
-        rule = None if own is None else OWN_RULE
 
         def losses(part):
             with plan.scope(values) as scope:
                 return _of_halves(self._model, self._objective, part, scope, training, self._loop.weight_dtype)
 
-        return self._additivity.kinds(number, losses, batch, self._microbatch_size, rule)
+        return self._additivity.kinds(self._names, len(plan.numbers), losses, batch, self._microbatch_size)
 
     def _adds_as_much(self, plan: Plan, values: list, batch: tuple) -> bool:
         """Whether the layers add as many losses without training, when dropout and the like draw nothing."""
@@ -209,8 +206,8 @@ class WindowPass:
 def _of_halves(model: keras.Model, objective: Objective, batch: tuple, scope: Any, training: bool, dtype: Any) -> tuple:
     """The losses of a batch, of the same batch once more, and of its halves, as `Additivity.kinds` asks for them.
 
-    For a `compute_loss` without losses of layers, the halves share one forward pass, so it does not matter whether the
-    model draws random numbers.
+    Unless layers add losses, the halves share one forward pass, so it does not matter whether the model draws random
+    numbers.
     """
     examples = examples_of(batch[0])
     everything, halves = slice(0, examples), both_halves(examples)
@@ -219,17 +216,17 @@ def _of_halves(model: keras.Model, objective: Objective, batch: tuple, scope: An
         scope.losses.clear()
         part = map_tensors(lambda tensor: rows_of(tensor, rows), batch)
         y_pred = model(part[0], training=training)
-        losses = objective.means(part, y_pred, scope.losses)
+        losses = objective.one_by_one(part, y_pred, scope.losses)
         return tf.stack([tf.cast(loss, dtype) for loss in losses]), y_pred
 
     whole, y_pred = of_model(everything)
-    if objective.own is None or scope.losses:
+    if scope.losses:
         return whole, *(of_model(rows)[0] for rows in (everything, *halves))
 
     def of_loss(rows):
         part = map_tensors(lambda tensor: rows_of(tensor, rows), batch)
         predicted = _predictions(y_pred, rows, known=tensors_of(batch)[0].shape[0])
-        return tf.stack([tf.cast(loss, dtype) for loss in objective.means(part, predicted, [])])
+        return tf.stack([tf.cast(loss, dtype) for loss in objective.one_by_one(part, predicted, [])])
 
     return tuple(of_loss(rows) for rows in (everything, everything, *halves))
 

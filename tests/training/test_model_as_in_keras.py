@@ -441,6 +441,28 @@ def test_a_loss_of_the_model_s_own(model, b):
     assert_equal(lambda: model(layers()), compiled_fit(keras.optimizers.SGD(0.01), loss, fit=fit), b)
 
 
+class WholeBatch(keras.losses.Loss):
+    """A loss that reduces by itself."""
+
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        return ops.sum((y_true - y_pred) ** 2)
+
+
+@pytest.mark.parametrize("b", [1, 3])
+@pytest.mark.parametrize("loss", [lambda y, p: ops.mean((y - p) ** 2), WholeBatch(), [scalar_mae, "mse"]],
+                         ids=["a function", "an object", "beside another"])  # fmt: skip
+def test_losses_that_give_one_number_for_a_batch(loss, b):
+    def build():
+        if not isinstance(loss, list):
+            return sequential(keras.layers.Dense(3, "tanh", activity_regularizer="l2"))
+        inputs = keras.Input([4])
+        return keras.Model(inputs, [keras.layers.Dense(1)(inputs), keras.layers.Dense(1)(inputs)])
+
+    y = [Y, Y + 1] if isinstance(loss, list) else Y
+    fit = FIT | {"batch_size": 19} if isinstance(loss, list) else FIT  # see "What is equal": losses of single outputs
+    assert_equal(build, compiled_fit(keras.optimizers.SGD(0.01), loss, y=y, fit=fit), b, but=["evaluate"])
+
+
 def test_a_loss_of_the_model_s_own_eagerly():
     build = lambda: OwnLoss([keras.Input([4]), keras.layers.Dense(1)])  # noqa: E731
     assert_equal(build, compiled_fit("sgd", run_eagerly=True, fit=FIT | {"epochs": 1}), 3)
