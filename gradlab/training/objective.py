@@ -99,9 +99,7 @@ class Objective:
             return tf.cast(number, dtype) * tf.cast(next(left), dtype) * examples
 
         terms = [
-            term._replace(total=as_mean(term.total), divisor=examples, kind="examples")
-            if term.kind == "number"
-            else term
+            Term(as_mean(term.total), examples, "examples", term.loss_weight) if term.kind == "number" else term
             for term in terms
         ]
         if added and self.own is None:

@@ -158,7 +158,7 @@ def test_random_numbers_without_a_seed_differ_between_micro_batches_and_updates(
     assert len(drawn) >= 6 and len({x.tobytes() for x in drawn}) == len(drawn)
 
 
-def test_spectral_normalization_is_the_large_batch_s():
+def test_spectral_normalization_as_in_the_large_batch():
     def build():
         return keras.Sequential([
             keras.Input([4]), keras.layers.SpectralNormalization(keras.layers.Dense(5, "tanh"), power_iterations=2),
@@ -372,7 +372,7 @@ class OwnMetrics(keras.Sequential):
         return super().get_metrics_result() | {"one": ops.ones(())}
 
 
-def test_metrics_of_the_model_s_own():
+def test_own_metrics():
     build = lambda: OwnMetrics([keras.Input([4]), keras.layers.Dense(1)])  # noqa: E731
     run = compiled_fit("sgd", "mse", metrics=["mae"])
     plain, _ = assert_equal(build, run, 3)
@@ -395,7 +395,7 @@ class OwnEvaluation(keras.Sequential):
         return super().predict_step(data) + ops.sum(data[0])  # of the whole batch
 
 
-def test_evaluation_of_the_model_s_own_runs_as_it_is():
+def test_own_evaluation_runs_as_it_is():
     def run(model):
         model.compile("sgd", "mse")
         fitted = model.fit(X, Y, validation_data=(X, Y), **FIT)
@@ -434,7 +434,7 @@ class MoreThanTheLoss(keras.Sequential):
 
 @pytest.mark.parametrize("model", [OwnLoss, SumLoss, MoreThanTheLoss])
 @pytest.mark.parametrize("b", [1, 3, 8])
-def test_a_loss_of_the_model_s_own(model, b):
+def test_own_loss(model, b):
     layers = lambda: [keras.Input([4]), keras.layers.Dense(3, "tanh", kernel_regularizer="l2"), keras.layers.Dense(1)]  # noqa: E731
     fit = FIT | {"sample_weight": np.linspace(0.5, 2, 19)}
     loss = "mse" if model is MoreThanTheLoss else None
@@ -463,12 +463,12 @@ def test_losses_that_give_one_number_for_a_batch(loss, b):
     assert_equal(build, compiled_fit(keras.optimizers.SGD(0.01), loss, y=y, fit=fit), b, but=["evaluate"])
 
 
-def test_a_loss_of_the_model_s_own_eagerly():
+def test_own_loss_eagerly():
     build = lambda: OwnLoss([keras.Input([4]), keras.layers.Dense(1)])  # noqa: E731
     assert_equal(build, compiled_fit("sgd", run_eagerly=True, fit=FIT | {"epochs": 1}), 3)
 
 
-def test_a_loss_of_the_model_s_own_with_random_numbers():
+def test_own_loss_with_random_numbers():
     """As in a variational autoencoder: the noise is drawn in call, and compute_loss is a mean."""
 
     class Sampled(OwnLoss):
@@ -486,7 +486,7 @@ def test_a_loss_of_the_model_s_own_with_random_numbers():
     assert np.isfinite(small["history loss"]).all()
 
 
-def test_a_loss_of_the_model_s_own_that_is_no_mean_and_no_sum():
+def test_own_loss_that_is_no_mean_and_no_sum():
     class Contrasts(keras.Sequential):
         def compute_loss(self, x, y, y_pred, sample_weight=None):
             return ops.mean((y_pred - ops.mean(y_pred)) ** 2)
