@@ -29,7 +29,7 @@ def microbatched(model: Model, microbatch_size: int, *, in_flight: int = 1) -> M
     is cut into micro-batches, whose gradients are summed, and the optimizer receives the large batch's gradient once.
     So `iterations`, learning-rate schedules, clipping, weight decay and moving averages are those of the large batch.
     So are losses and metrics, including those of the ragged tail of an epoch. `evaluate`, `predict` and validation
-    compute micro-batches too, so no more than `microbatch_size` examples are ever in memory at once.
+    compute micro-batches too, so the activations of no more than `microbatch_size` examples are in memory at once.
 
     The model stays what it is: its class, its layers, its files. What it saves loads without gradlab, state of the
     optimizer included. A loaded model, a clone or a copy is not prepared: call `microbatched` for it again.
@@ -38,9 +38,10 @@ def microbatched(model: Model, microbatch_size: int, *, in_flight: int = 1) -> M
 
     - Dropout draws a mask for each micro-batch.
     - Batch normalization uses the statistics of each micro-batch.
-    - A loss must be a sum or a mean over examples. That holds for `add_loss` and for a `compute_loss` of the model's
-      own, too: gradlab compares the value for some examples with those for their halves, unless the layers draw random
-      numbers for it. An `add_loss` that is never checked is taken for a mean.
+    - A loss must be a sum or a mean over examples. Where it is one number for the whole batch (`add_loss`, a
+      `compute_loss` of the model's own, a loss function that returns a scalar), gradlab compares the number for a few
+      examples, at most a micro-batch or two examples, with those for their halves, before the first update. `add_loss`
+      of a number that layers draw at random cannot be checked; it is taken for a mean.
     - A metric that is a function and returns one number for a batch is averaged over the micro-batches, weighted by
       their examples. For a function that is not a mean over examples, such as a root mean square, this differs from the
       batch's number. A metric object, such as `keras.metrics.RootMeanSquaredError`, is exact.
