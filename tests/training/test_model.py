@@ -1,5 +1,6 @@
 """microbatched models against the large batch as Keras computes it."""
 
+import contextlib
 import subprocess
 import sys
 import threading
@@ -406,6 +407,25 @@ def test_fit_on_two_devices(family, float64, two_devices):
     for one, other in zip(model.get_weights(), expected):
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12 * scale)
     np.testing.assert_allclose(history["loss"], losses["loss"], rtol=1e-6)  # Keras keeps its losses in float32
+
+
+@pytest.mark.parametrize("family", ["dense", "two_by_two"])
+def test_evaluation_on_two_devices(family, two_devices):
+    """Batches of 8 of 19 examples: uneven shares at the tail."""
+    x, y = large_batch.data(family, 19)
+    found = []
+    for scope in (contextlib.nullcontext(), two_devices.scope()):
+        with scope:
+            model = large_batch.build(family)
+            if found:
+                gradlab.microbatched(model, 3)
+            model.compile("sgd", **large_batch.loss(family))
+        score = model.evaluate(x, y, batch_size=8, verbose=0, return_dict=True)["loss"]
+        found.append((score, tf.nest.flatten(model.predict(x, batch_size=8, verbose=0))))
+    (expected, plain), (score, small) = found
+    assert score == pytest.approx(expected, rel=1e-5)
+    for one, other in zip(plain, small, strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)
 
 
 def test_fit_makes_its_variables_beforehand_and_no_norms(monkeypatch):
