@@ -128,7 +128,11 @@ def choose_menu(page, menu: str, *items: str) -> None:
 
 def close(page) -> None:
     """Close the page, and fail if an error happened in a thread or a callback: only the log console shows those."""
-    assert page.locator(".jp-LogConsoleStatusItem.lm-mod-hidden").count() == 1, "JupyterLab's log console has news"
+    if page.locator(".jp-LogConsoleStatusItem.lm-mod-hidden").count() != 1:
+        page.locator(".jp-LogConsoleStatusItem").click()
+        said = page.locator(".jp-LogConsolePanel")
+        said.wait_for()
+        raise AssertionError(f"JupyterLab's log console has news: {said.inner_text()}")
     page.context.close()
 
 
