@@ -5,12 +5,13 @@ Every wait ends as soon as its condition holds. The deadline only ends a test th
 
 import json
 import pathlib
-import pytest
 import re
 import socket
 import time
 import urllib.request
 import warnings
+
+import pytest
 from paths import ROOT
 
 SCREENSHOTS = ROOT / "tests" / "screenshots"
