@@ -27,7 +27,8 @@ class MetricsPlan:
     Attributes:
         by_share: the ids of variables whose increments count by the micro-batch's share of the window.
         in_loss: the ids of those that the model's own `compute_loss` updates.
-        counting: the names of metrics that count batches in a way that cannot be divided into shares.
+        counting: for metrics that count batches in a way that cannot be divided into shares, their variables:
+            {id: the metric's name}. They are assigned by every micro-batch.
         logs: for each entry that a model's own `compute_metrics` returns: (name, shape, type, whether it is a result of
             metrics). Other entries are averaged over the examples.
         losses: the names of entries for the losses, which are known at the end of the window.
@@ -35,7 +36,7 @@ class MetricsPlan:
 
     by_share: set = field(default_factory=set)
     in_loss: set = field(default_factory=set)
-    counting: list[str] = field(default_factory=list)
+    counting: dict = field(default_factory=dict)
     logs: list[tuple] = field(default_factory=list)
     losses: list[str] = field(default_factory=list)
 
@@ -88,7 +89,8 @@ def plan_metrics(
         logs: what it returned.
         of_data, of_metrics: functions (tensor) -> whether it depends on the batch, or on the metrics' variables.
     """
-    by_share, counting = set(), []
+    by_share: set = set()
+    counting: dict = {}
     for metric in internals.metrics_of(model):
         assigned = [v for v in metric.variables if id(v) in scope.assigned]
         values = {id(v): scope.get_current_value(v) for v in assigned}
@@ -99,7 +101,7 @@ def plan_metrics(
         if all(_is_increment(values[key], before[key]) for key in sums):
             by_share.update(sums)
         elif sums:
-            counting.append(metric.name)
+            counting.update(dict.fromkeys(values, metric.name))
     if not has_own_logs(model):
         return MetricsPlan(by_share, in_loss, counting)
     losses = internals.loss_names(model)

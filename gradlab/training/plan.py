@@ -140,10 +140,11 @@ def make_plan(
             counts = sum_over_replicas(_count(divisors, batch, microbatch_size, len(kinds)))
         by_kind = {"sum": tf.ones([], accumulation_dtype(keras.config.floatx())), "examples": None}
         counts = [by_kind.get(kind, count) for count, kind in zip(counts, kinds)]
+    each = found["metrics"].counting
     asks_for_examples = counts is not None or found["numbers"] or found["adding"]
     return Plan(
         carried=carried,
-        once={i for i, v in enumerate(carried) if i not in seeds and not found["of_data"][id(v)]},
+        once={i for i, v in enumerate(carried) if i not in seeds and id(v) not in each and not found["of_data"][id(v)]},
         draws={i: assigned[id(carried[i])][1] for i in seeds},
         averages=averages,
         normalizing=[layer.name for layer in layers],

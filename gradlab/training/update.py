@@ -141,7 +141,7 @@ class WindowUpdate:
     def _warn(self, plan: Plan) -> None:
         if plan.normalizing:
             self._warn_once(batch_norm.WARNING.format(layers=", ".join(plan.normalizing)))
-        for name in plan.metrics.counting:
+        for name in sorted(set(plan.metrics.counting.values())):
             self._warn_once(CALLS_WARNING.format(name=name))
 
     def _warn_once(self, sentence: str) -> None:

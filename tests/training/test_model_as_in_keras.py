@@ -239,9 +239,11 @@ def test_a_metric_that_counts_calls_in_its_own_way_is_named():
             self.calls.assign_add(1.0)
 
     model = gradlab.microbatched(sequential(), 3)
-    model.compile("sgd", "mse", metrics=[Last()])
+    last = Last()
+    model.compile("sgd", "mse", metrics=[last])
     with pytest.warns(UserWarning, match="own_counting counts the batches it is given, in a way that"):
         model.fit(X, Y, **FIT)
+    assert float(last.calls) == 7  # micro-batches of an epoch: 3 + 3 + 1, as the warning says
 
 
 class Adds(keras.layers.Layer):
