@@ -4,14 +4,21 @@ It runs in a process of its own, which `suite.py` starts. The environment variab
 or "microbatched", and the file for the record.
 """
 
+import ast
 import functools
+import gc
+import inspect
 import os
 import pickle
+import re
+import sys
+import types
 from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import gradlab
 
@@ -25,6 +32,20 @@ now: list = []  # the trainings of the running test
 inside = False
 
 
+class Absent(types.ModuleType):
+    """Stands for a package that a test file imports and that is not installed, so that its other tests can run."""
+
+    def __getattr__(self, name: str):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {})
+
+
+ABSENT = {name: Absent(name) for name in ("jax", "torch", "grain", "conftest")}
+# Of the conftest.py in Keras' repository, which its wheel lacks.
+ABSENT["conftest"].skip_if_backend = lambda name, reason: pytest.mark.skipif(name == "tensorflow", reason=reason)
+
+
 def recorded(name: str) -> None:
     """Replaces a method of all Keras models: it prepares the model, trains, and records the result."""
     original = getattr(keras.Model, name)
@@ -35,6 +56,7 @@ def recorded(name: str) -> None:
         if inside:
             return original(self, *args, **kwargs)
         inside, said = True, ""
+        tf.random.set_seed(1)  # the tests of several devices reset TensorFlow, which then has no seed
         try:
             call = functools.partial(original, self)
             if MODE == "microbatched":
@@ -49,6 +71,47 @@ def recorded(name: str) -> None:
         return result
 
     setattr(keras.Model, name, method)
+
+
+class Replay:
+    """Does with a GradientAccumulator what an optimizer does with gradient_accumulation_steps."""
+
+    def __init__(self, optimizer, variables: list):
+        self._steps, self._added = optimizer.gradient_accumulation_steps, 0
+        self._optimizer = type(optimizer).from_config(optimizer.get_config() | {"gradient_accumulation_steps": None})
+        self.variables = [keras.Variable(variable, name=variable.name) for variable in variables]
+        self._accumulator = gradlab.GradientAccumulator([variable.value for variable in self.variables])
+
+    def add(self, gradients: list) -> None:
+        self._accumulator.add(gradients)
+        self._added += 1
+        if self._added == self._steps:
+            self._optimizer.apply(self._accumulator.mean(), self.variables)
+            self._accumulator.zero()
+            self._added = 0
+
+
+def accumulation_recorded() -> None:
+    """Replaces a method of all optimizers: if they accumulate gradients, it records the variables after every call."""
+    original = keras.Optimizer.apply_gradients
+    replays: dict = {}
+
+    @functools.wraps(original)
+    def apply_gradients(self, grads_and_vars):
+        pairs = list(grads_and_vars)
+        if not self.gradient_accumulation_steps or inside or tf.distribute.has_strategy():
+            return original(self, pairs)
+        variables = [variable for _, variable in pairs]
+        if MODE == "microbatched":
+            if self not in replays:
+                replays[self] = Replay(self, variables)
+            replays[self].add([gradient for gradient, _ in pairs])
+            variables = replays[self].variables
+        result = original(self, pairs)
+        now.append(("apply_gradients", "", {}, [np.asarray(variable.numpy(), "float64") for variable in variables]))
+        return result
+
+    keras.Optimizer.apply_gradients = apply_gradients
 
 
 def numbers(result) -> dict:
@@ -70,6 +133,41 @@ def pytest_configure() -> None:
     np.random.seed = lambda value=None: seed(1 if value is None else value)  # some tests ask for other data each time
     for name in ("fit", "train_on_batch"):
         recorded(name)
+    accumulation_recorded()
+    sys.modules.update(ABSENT)
+
+
+def pytest_collectreport(report) -> None:
+    """A file that cannot be read is a fault of the suite."""
+    if report.failed:
+        outcomes[report.nodeid] = "error", report.longreprtext[-1000:]
+        trainings[report.nodeid] = []
+
+
+def pytest_collection_finish() -> None:
+    for name in ABSENT:
+        del sys.modules[name]
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(200_000, 20, 20)  # tracing makes millions of objects, and every collection visits all of them
+
+
+@functools.cache
+def training_functions(file: str) -> set[str]:
+    """The names of the functions in a file that train a model, themselves or through each other."""
+    names: dict[str, set[str]] = {}
+    for node in ast.walk(ast.parse(Path(file).read_text())):
+        if isinstance(node, ast.FunctionDef):
+            names.setdefault(node.name, set()).update(re.findall(r"\w+", ast.unparse(node)))
+    found = {"fit", "train_on_batch", "run_layer_test", "gradient_accumulation_steps"}
+    while new := {name for name, used in names.items() if used & found} - found:
+        found |= new
+    return found
+
+
+def pytest_collection_modifyitems(items: list) -> None:
+    """Keeps the tests that train."""
+    items[:] = [item for item in items if inspect.unwrap(item.function).__name__ in training_functions(str(item.path))]
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -11,6 +11,8 @@ gradlab.setup(threads=1)
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
 
+from gradlab.measure.memory import MEBIBYTE, PeakMemory  # noqa: E402
+
 step, microbatch_size = sys.argv[1], int(sys.argv[2])
 layers = [keras.layers.Conv2D(24, 3, padding="same", activation="relu") for _ in range(4)]
 model = keras.Sequential([keras.Input([96, 96, 3]), *layers, keras.layers.GlobalAveragePooling2D()])
@@ -19,19 +21,13 @@ if microbatch_size:
 model.compile("sgd", "mse")
 x, y = np.ones([64, 96, 96, 3], "float32"), np.ones([64, 24], "float32")
 
-
-def memory(name):
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) / 1024 for line in status if line.startswith(name))
-
-
-before = memory("VmRSS")
-with open("/proc/self/clear_refs", "w") as peak:
-    peak.write("5")  # resets the peak to the present size
+peak = PeakMemory()
+before = peak.bytes()
 if step == "fit":
     model.fit(x, y, batch_size=64, validation_data=(x, y), verbose=0)
 elif step == "predict":
     model.predict(x, batch_size=64, verbose=0)
 else:
     model.evaluate(x, y, batch_size=64, verbose=0)
-print(f"growth {memory('VmHWM') - before:.1f}")
+growth = (peak.bytes() - before) / MEBIBYTE
+print(f"growth {growth:.1f}")

@@ -12,6 +12,8 @@ import keras  # noqa: E402
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
+from gradlab.measure.memory import MEBIBYTE, PeakMemory  # noqa: E402
+
 k, updates = int(sys.argv[1]), int(sys.argv[2])
 model = keras.applications.VGG16(weights=None, include_top=False, input_shape=(96, 96, 3), pooling="avg")
 optimizer = keras.optimizers.SGD(0.0078125)
@@ -27,16 +29,11 @@ def one_example():
     optimizer.apply(tape.gradient(loss, [v.value for v in model.trainable_variables]), model.trainable_variables)
 
 
-def memory(name):
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) / 1024 for line in status if line.startswith(name))
-
-
-before = memory("VmRSS")
-with open("/proc/self/clear_refs", "w") as peak:
-    peak.write("5")  # resets the peak to the present size
+peak = PeakMemory()
+before = peak.bytes()
 trainer = gradlab.Trainer(model, optimizer, "mse", 1) if k else None
 for _ in range(updates):
     trainer.step(x, y) if k else one_example()
+growth = (peak.bytes() - before) / MEBIBYTE
 parameters = sum(np.prod(weight.shape) for weight in model.trainable_weights) * 4 / 2**20
-print(f"growth {memory('VmHWM') - before:.1f} parameters {parameters:.1f}")
+print(f"growth {growth:.1f} parameters {parameters:.1f}")
