@@ -1,35 +1,60 @@
-"""Keras' own tests of training, callbacks and dense layers, with every model that they train also in micro-batches.
+"""All of Keras' own tests that train, with every model that they train also in micro-batches.
 
-`python tests/keras_suite/suite.py` runs all of Keras' tests that train.
+`python tests/keras_suite/suite.py` prints what this test finds.
 """
 
+from importlib.util import find_spec
+
+import keras
 import pytest
+from paths import ROOT
 
-from tests.keras_suite.suite import compare, verdict
+from tests.keras_suite.suite import PACKAGES, Verdict, compare, table, verdict
 
-FILES = ["trainers/trainer_test", "trainers/compile_utils_test", "callbacks/", "layers/core/dense_test"]
-
-# Tests that may end otherwise in micro-batches, and why.
-ALLOWED = {"float8": "gradlab refuses float8 training: the gradients of its scales are new values, not gradients"}
+PASSED, FAILED = ("passed", ""), ("failed", "why")
+TRAINED = [("fit", "", {"loss": [1.0]}, [[2.0]])]
 
 
 @pytest.mark.slow
 def test_what_keras_trains_is_equal_in_micro_batches():
-    found = compare(FILES)
-    new = {
-        name: verdict
-        for name, verdict in found.items()
-        if verdict[0] != "equal" and not any(word in name for word in ALLOWED)
+    found = compare()
+    failing = [f"new failure: {name}: {one.reason}" for name, one in found.items() if one.kind == "failing"]
+    assert not failing, "\n".join(failing)
+    page = (ROOT / "docs/equality.md").read_text()
+    if f"Keras {keras.__version__}" in page and not any(map(find_spec, PACKAGES)):
+        assert table(found) in page, f"docs/equality.md should show:\n{table(found)}"
+    assert len(found) > 500, "hardly a test of Keras ran"
+
+
+@pytest.mark.parametrize(
+    ("small", "reason"),
+    [
+        ([("fit", "", {"loss": [1.01]}, [[2.0]])], "log loss: relative error 0.01"),
+        ([("fit", "", {"loss": [1.0]}, [[2.01]])], "weight 0: relative error 0.005"),
+        ([("fit", "", {"loss": [1.0], "mae": [1.0]}, [[2.0]])], "logs ['loss'], ['loss', 'mae']"),
+        ([("fit", "", {"loss": [1.0]}, [[2.0], [2.0]])], "1 weights, 2"),
+        ([("fit", "", {"loss": [1.0]}, [[2.0, 2.0]])], "weight 0: shape (1,), (2,)"),
+        ([("fit", "it must not", {"loss": [1.0]}, [[2.0]])], "refused: it must not"),
+        ([], "1 trainings, 0 in micro-batches"),
+    ],
+)
+def test_a_difference_is_seen(small, reason):
+    assert verdict(PASSED, TRAINED, PASSED, TRAINED) == Verdict("equal")
+    assert verdict(PASSED, TRAINED, PASSED, small) == Verdict("failing", reason)
+
+
+def test_outcomes_count():
+    assert verdict(PASSED, TRAINED, FAILED, TRAINED) == Verdict("failing", "why")
+    assert verdict(FAILED, TRAINED, PASSED, TRAINED) == Verdict("failing", "as it is: why")
+    assert verdict(("failed", "No module named 'torch'"), [], PASSED, []).kind == "not here"
+    assert verdict(PASSED, [], PASSED, []) is None and verdict(("skipped", ""), [], PASSED, []) is None
+
+
+def test_the_table_counts_by_folder():
+    names = {
+        "keras/src/layers/a_test.py": "equal",
+        "keras/src/layers/b_test.py": "allowed",
+        "keras/src/ops/c.py": "failing",
     }
-    assert len(found) > 40, "hardly a test of Keras ran"
-    assert not new, "\n".join(f"new failure: {name}: {kind}, {why}" for name, (kind, why) in new.items())
-
-
-def test_a_difference_is_seen():
-    one = [("fit", "", {"loss": [1.0]}, [[2.0]])]
-    passed = "passed", ""
-    assert verdict(one, one, passed)[0] == "equal"
-    assert verdict(one, [("fit", "", {"loss": [1.01]}, [[2.0]])], passed)[0] == "differs"
-    assert verdict(one, [("fit", "", {"loss": [1.0]}, [[2.01]])], passed)[0] == "differs"
-    assert verdict(one, [("fit", "no", {"loss": [1.0]}, [[2.0]])], passed) == ("refused", "no")
-    assert verdict(one, one, ("failed", "why")) == ("fails", "why")
+    rows = table({name: Verdict(kind) for name, kind in names.items()}).splitlines()
+    assert rows[2:] == ["| layers | 2 | 1 | 1 | 0 |", "| ops | 1 | 0 | 0 | 1 |", "| all | 3 | 1 | 1 | 1 |"]

@@ -4,6 +4,7 @@ import functools
 import hashlib
 import io
 import pathlib
+import threading
 from dataclasses import dataclass
 
 import numpy as np
@@ -121,6 +122,9 @@ def _mnist() -> tuple[np.ndarray, ...]:
 def _from_keras(name: str) -> tuple[np.ndarray, ...]:
     import keras
 
+    if threading.current_thread() is not threading.main_thread():
+        # The lab trains in threads, whose output JupyterLab shows as a fault. This setting holds for the thread alone.
+        keras.config.disable_interactive_logging()
     try:
         (train_images, train_labels), (test_images, test_labels) = getattr(keras.datasets, name).load_data()
     except Exception as error:  # Keras raises a bare Exception when a download fails

@@ -6,6 +6,8 @@ import shutil
 import struct
 import subprocess
 import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 
 import keras
 import numpy as np
@@ -119,6 +121,19 @@ def test_a_failed_download_raises_an_error_that_names_mnist(monkeypatch):
     monkeypatch.setattr(keras.datasets.cifar10, "load_data", fails)
     with pytest.raises(OSError, match=r'cifar10 must be downloaded .* failed; "mnist" needs no network. Received: URL'):
         datasets.load("cifar10")
+
+
+def test_a_download_in_a_thread_prints_nothing(monkeypatch, capsys):
+    """The lab trains in threads, and JupyterLab shows what a thread prints as a fault."""
+
+    def fails():
+        keras.utils.get_file(origin="file:///nowhere/data.gz", cache_dir=folder)
+
+    monkeypatch.setattr(keras.datasets.cifar10, "load_data", fails)
+    for in_thread, printed in ((False, "Downloading data"), (True, "")):
+        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as pool, pytest.raises(OSError):
+            pool.submit(datasets.load, "cifar10").result() if in_thread else datasets.load("cifar10")
+        assert capsys.readouterr().out[:16] == printed
 
 
 def test_unknown_names_list_the_known():
