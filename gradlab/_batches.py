@@ -42,7 +42,7 @@ def rows_of(tensor: Any, rows: slice, axis: int = 0) -> Any:
 
 def spec_of(tensor: Any) -> tf.TypeSpec:
     """The type of tensors like this one with any number of examples."""
-    shape = [None, *tensor.shape[1:]]
+    shape = None if tensor.shape.rank is None else [None, *tensor.shape[1:]]
     if isinstance(tensor, tf.SparseTensor):
         return tf.SparseTensorSpec(shape, tensor.dtype)
     if isinstance(tensor, tf.RaggedTensor):

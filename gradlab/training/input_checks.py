@@ -65,7 +65,7 @@ def check_stateless(model: keras.Model) -> None:
 
 def check_lengths(window: Any) -> None:
     """Raises ValueError if a window is empty or its tensors differ in length, as far as the shapes are known."""
-    lengths = [tensor.shape[0] if tensor.shape.rank else 0 for tensor in tensors_of(window)]
+    lengths = [0 if tensor.shape.rank == 0 else tensor.shape[0] for tensor in tensors_of(window)]
     known = [length for length in lengths if length is not None]
     if known and not any(known):
         raise ValueError("A window must hold at least one example. Received: 0")

@@ -253,8 +253,9 @@ class _Steps:
         """Updates the metrics of the losses, and returns what a step of Keras returns."""
         model = self._model
         internals.loss_tracker(model).update_state(outcome.loss, sample_weight=examples)
-        for metric, loss in zip(internals.term_trackers(model), outcome.term_losses):
-            metric.update_state(loss, sample_weight=examples)
+        if self._objective.own is None:  # an own loss updates them, if it computes them
+            for metric, loss in zip(internals.term_trackers(model), outcome.term_losses):
+                metric.update_state(loss, sample_weight=examples)
         results = model.get_metrics_result()
         if not has_own_logs(model):
             return results

@@ -201,7 +201,8 @@ class _SumAndDivisor(keras.losses.Loss):
         return total
 
     def call(self, y_true: Any, y_pred: Any) -> tf.Tensor:
-        self._values = self._loss.call(y_true, y_pred)
+        values = self._loss.call(y_true, y_pred)
+        self._values = values if tf.is_tensor(values) else tf.convert_to_tensor(values)  # a function may return 0
         return self._values
 
     def _one_number(self, y_true, y_pred, sample_weight) -> tf.Tensor:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from gradlab._batches import examples_of, map_tensors, rows_of, spec_of, tensors_of
 from gradlab.training import _keras_internals as internals
-from gradlab.training.additivity import Additivity, both_halves, factors
+from gradlab.training.additivity import Additivity, both_halves, factors, moved, rounding
 from gradlab.training.input_checks import check_stateless, checked_batch
 from gradlab.training.objective import Objective, Term, common_divisor, total_loss
 from gradlab.training.plan import Plan, make_plan
@@ -209,26 +209,29 @@ def _of_halves(model: keras.Model, objective: Objective, batch: tuple, scope: An
     Unless layers add losses, the halves share one forward pass, so it does not matter whether the model draws random
     numbers.
     """
-    examples = examples_of(batch[0])
-    everything, halves = slice(0, examples), both_halves(examples)
+    examples, known = examples_of(batch), tensors_of(batch)[0].shape[0]
+    near: list[float] = []
+
+    def rows_of_batch(rows):
+        return batch if rows is None else map_tensors(lambda tensor: rows_of(tensor, rows), batch)
+
+    def losses(part, y_pred, added):
+        found = objective.one_by_one(part, y_pred, added)
+        near[:] = [rounding(loss.dtype) for loss in found]
+        return tf.stack([tf.cast(loss, dtype) for loss in found])
 
     def of_model(rows):
         scope.losses.clear()
-        part = map_tensors(lambda tensor: rows_of(tensor, rows), batch)
-        y_pred = model(part[0], training=training)
-        losses = objective.one_by_one(part, y_pred, scope.losses)
-        return tf.stack([tf.cast(loss, dtype) for loss in losses]), y_pred
-
-    whole, y_pred = of_model(everything)
-    if scope.losses:
-        return whole, *(of_model(rows)[0] for rows in (everything, *halves))
+        part = rows_of_batch(rows)
+        y_pred = moved(model(part[0], training=training))
+        return losses(part, y_pred, scope.losses), y_pred
 
     def of_loss(rows):
-        part = map_tensors(lambda tensor: rows_of(tensor, rows), batch)
-        predicted = _predictions(y_pred, rows, known=tensors_of(batch)[0].shape[0])
-        return tf.stack([tf.cast(loss, dtype) for loss in objective.one_by_one(part, predicted, [])])
+        return losses(rows_of_batch(rows), y_pred if rows is None else _predictions(y_pred, rows, known), [])
 
-    return tuple(of_loss(rows) for rows in (everything, everything, *halves))
+    whole, y_pred = of_model(None)
+    others = (None, *both_halves(examples))
+    return whole, *(of_model(rows)[0] if scope.losses else of_loss(rows) for rows in others), near
 
 
 def _predictions(y_pred: Any, rows: slice, known: int | None) -> Any:

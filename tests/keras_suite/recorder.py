@@ -19,16 +19,17 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from conditions import DENSE_GRADIENTS, ONE_MICROBATCH, among
 
-import gradlab
+import gradlab.training.model
 
 MODE, FILE = os.environ["GRADLAB_SUITE"].split(":", 1)
-MICROBATCH_SIZE = 2
 MOST = 1_000_000  # elements of the weights of one model, of larger ones only the sums are kept
 
 outcomes: dict = {}
 trainings: dict = {}
 now: list = []  # the trainings of the running test
+running = ""  # its name
 inside = False
 
 
@@ -48,7 +49,8 @@ ABSENT["conftest"].skip_if_backend = lambda name, reason: pytest.mark.skipif(nam
 
 def recorded(name: str) -> None:
     """Replaces a method of all Keras models: it prepares the model, trains, and records the result."""
-    original = getattr(keras.Model, name)
+    owner = next(parent for parent in keras.Model.__mro__ if name in vars(parent))
+    original = getattr(owner, name)
 
     @functools.wraps(original)
     def method(self, *args, **kwargs):
@@ -61,7 +63,8 @@ def recorded(name: str) -> None:
             call = functools.partial(original, self)
             if MODE == "microbatched":
                 try:
-                    call = getattr(gradlab.microbatched(self, MICROBATCH_SIZE), name)
+                    size = 10**6 if among(running, ONE_MICROBATCH) else 2
+                    call = getattr(gradlab.microbatched(self, size), name)
                 except ValueError as error:
                     said = str(error)
             result = call(*args, **kwargs)
@@ -70,7 +73,25 @@ def recorded(name: str) -> None:
         now.append((name, said, numbers(result), weights(self)))
         return result
 
-    setattr(keras.Model, name, method)
+    setattr(owner, name, method)
+
+
+def trainers_count_as_models() -> None:
+    """Lets gradlab accept the models of trainer_test.py: layers with Keras' private trainer mixed in."""
+    vars(gradlab.training.model)["isinstance"] = lambda one, kind: kind is keras.Model or isinstance(one, kind)
+
+
+def dense_gradients() -> None:
+    """Gives optimizers dense gradients, in the tests for which this is a condition."""
+    original = keras.Optimizer.apply
+
+    @functools.wraps(original)
+    def apply(self, grads, trainable_variables=None):
+        if among(running, DENSE_GRADIENTS):
+            grads = [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in grads]
+        return original(self, grads, trainable_variables)
+
+    keras.Optimizer.apply = apply
 
 
 class Replay:
@@ -134,6 +155,8 @@ def pytest_configure() -> None:
     for name in ("fit", "train_on_batch"):
         recorded(name)
     accumulation_recorded()
+    trainers_count_as_models()
+    dense_gradients()
     sys.modules.update(ABSENT)
 
 
@@ -171,7 +194,9 @@ def pytest_collection_modifyitems(items: list) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
+def pytest_runtest_setup(item) -> None:
+    global running
+    running = item.nodeid
     now.clear()
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(1)

@@ -465,6 +465,52 @@ def test_losses_that_give_one_number_for_a_batch(loss, b):
     assert_equal(build, compiled_fit(keras.optimizers.SGD(0.01), loss, y=y, fit=fit), b, but=["evaluate"])
 
 
+class Total(keras.losses.Loss):
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        return ops.sum(y_pred)
+
+
+class Product(keras.losses.Loss):
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        return ops.sum(y_pred * y_true)
+
+
+@pytest.mark.parametrize(
+    ("loss", "last"),
+    [
+        (Total(), lambda: keras.layers.LayerNormalization()),
+        (Product(), lambda: keras.layers.Dense(1, kernel_initializer="zeros")),
+        (Total(), lambda: keras.layers.Dense(7, dtype="float16", bias_initializer=keras.initializers.Constant(30.7))),
+    ],
+    ids=["parts cancel", "zero", "half precision"],
+)
+def test_a_sum_is_seen_where_its_value_is_only_rounding_error(loss, last):
+    build = lambda: keras.Sequential([keras.Input([4]), keras.layers.Dense(64), last()])  # noqa: E731
+    run = compiled_fit(keras.optimizers.SGD(0.01), loss, fit=FIT | {"batch_size": 19})
+    half = "float16" in str(last().dtype_policy)
+    assert_equal(build, run, 3, rtol=5e-3 if half else 1e-5, but=["loss"])
+
+
+def test_a_loss_that_is_no_tensor():
+    def run(model):
+        model.compile("adam", lambda y, y_pred: 0)
+        return history(model.fit(X, Y, **FIT))
+
+    assert_equal(lambda: keras.Sequential([keras.Input([4]), keras.layers.Activation("tanh")]), run, 3)
+
+
+def test_own_loss_of_several_parts():
+    """Keras' own compute_loss, called with two outputs, has a metric for each."""
+
+    class Twice(keras.Sequential):
+        def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
+            return super().compute_loss(x, y, [y_pred, 2 * y_pred], sample_weight)
+
+    build = lambda: Twice([keras.Input([4]), keras.layers.Dense(1)])  # noqa: E731
+    plain, _ = assert_equal(build, compiled_fit("sgd", ["mse", "mae"], y=(Y, Y + 1), fit=FIT | {"batch_size": 19}), 3)
+    assert {"history mse_loss", "history mae_loss"} <= set(plain)
+
+
 def test_own_loss_eagerly():
     build = lambda: OwnLoss([keras.Input([4]), keras.layers.Dense(1)])  # noqa: E731
     assert_equal(build, compiled_fit("sgd", run_eagerly=True, fit=FIT | {"epochs": 1}), 3)

@@ -1,0 +1,33 @@
+"""Which of Keras' tests are equal under a condition only, and which may differ, with the reasons.
+
+A test is listed by a part of its name, which is file::class::test.
+"""
+
+# Their layers draw random numbers, for each micro-batch its own: one micro-batch holds the batch here.
+ONE_MICROBATCH = (
+    *("cut_mix_test", "mix_up_test", "pipeline_test", "rand_augment_test", "solarization_test"),
+    *("preprocessing/image_preprocessing/random_", "rnn/dropout_rnn_cell_test"),
+    *(f"rnn/{name}_test.py::{case}::test_basics" for name, case in [("gru", "GRUTest"), ("lstm", "LSTMTest")]),
+    *("rnn/simple_rnn_test.py::SimpleRNNTest::test_basics", "rnn/conv_lstm"),
+)
+
+# Keras gives their optimizers the rows of an embedding's gradient one by one; here as gradlab does, as one gradient.
+DENSE_GRADIENTS = ("test_clipnorm_indexed_slices", "time_distributed_test.py::TimeDistributedTest::test_with_mask_zero")
+
+VALUES = "these gradients are new values, not gradients: gradlab refuses float8 training"
+OWN_STEP = "the model has a `train_step` of its own, which gradlab refuses"
+ALLOWED = {
+    "float8": VALUES,
+    "overwrite_with_gradient": VALUES,
+    "aug_mix_test": "AugMix chooses its operations with Python's `random` when it is traced",
+    "mel_spectrogram_test": "its first axis is time, so part of a batch is too short for the layer",
+    "test_retracing": OWN_STEP,
+    "test_fit_with_custom_train_step": OWN_STEP,
+    "test_fit_sparse": "the test asks that the optimizer gets sparse gradients; gradlab's are dense",
+    "test_for_eval_epoch_iterator": "Keras stops at validation data of another rank, which gradlab can evaluate",
+}
+
+
+def among(name: str, words) -> bool:
+    """Whether one of the words is a part of a test's name."""
+    return any(word in name for word in words)
