@@ -41,12 +41,14 @@ def rows_of(tensor: Any, rows: slice, axis: int = 0) -> Any:
 
 
 def spec_of(tensor: Any) -> tf.TypeSpec:
-    """The type of tensors like this one with any number of examples."""
+    """The type of tensors like this one, or of its type, with any number of examples."""
     shape = None if tensor.shape.rank is None else [None, *tensor.shape[1:]]
-    if isinstance(tensor, tf.SparseTensor):
+    if isinstance(tensor, (tf.SparseTensor, tf.SparseTensorSpec)):
         return tf.SparseTensorSpec(shape, tensor.dtype)
     if isinstance(tensor, tf.RaggedTensor):
         return tf.RaggedTensorSpec(shape, tensor.dtype, tensor.ragged_rank, tensor.row_splits.dtype)
+    if isinstance(tensor, tf.RaggedTensorSpec):
+        return tf.RaggedTensorSpec(shape, tensor.dtype, tensor.ragged_rank, tensor.row_splits_dtype)
     return tf.TensorSpec(shape, tensor.dtype)
 
 

@@ -220,7 +220,7 @@ def term_trackers(model: keras.Model) -> list:
 
 
 def build_from_batch(model: keras.Model, data: tuple) -> None:
-    """Creates the variables of the model, its metrics and its optimizer from a batch (x, y, sample_weight).
+    """Creates the variables of the model, its metrics and its optimizer from (x, y, sample_weight), or from its types.
 
     `_symbolic_build` of Keras does the same, but not for sparse and ragged tensors.
     """

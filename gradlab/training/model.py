@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from gradlab import _checks
-from gradlab._batches import as_tensor, examples_of, map_tensors
+from gradlab._batches import as_tensor, examples_of, map_tensors, tensors_of
 from gradlab.training import _keras_internals as internals
 from gradlab.training.evaluation import WindowEvaluation, predict_in_microbatches
 from gradlab.training.input_checks import check_lengths, check_stateless, label_rules, one_sentence_errors, wrong_labels
@@ -190,20 +190,27 @@ class _Steps:
                 self._update.build()
                 if not model.optimizer.built:
                     model.optimizer.build(model.trainable_variables)
-        return self._make("train", force, self._update.warn)
+        return self._make("train", force, self._update.build, self._update.warn)
 
     def make_test_function(self, force: bool = False) -> Any:
         """Creates the function that `evaluate` calls."""
         with self._model.distribute_strategy.scope():
             self._evaluation.build()
-        return self._make("test", force)
+        return self._make("test", force, self._evaluation.build)
 
     def make_predict_function(self, force: bool = False) -> Any:
         """Creates the function that `predict` calls."""
         return self._make("predict", force)
 
-    def _make(self, kind: str, force: bool, after: Callable = lambda: None) -> Any:
-        """Creates one of the functions as Keras does, but with errors in one sentence, and without XLA around all."""
+    def _make(self, kind: str, force: bool, before: Callable | None = None, after: Callable = lambda: None) -> Any:
+        """Creates one of the functions as Keras does, but with errors in one sentence, and without XLA around all.
+
+        Args:
+            kind: "train", "test" or "predict".
+            force: as in Keras.
+            before: called once before the function is traced, when the model's variables exist.
+            after: called after each call.
+        """
         model, name = self._model, f"{kind}_function"
         if getattr(model, name) is not None and not force:
             return getattr(model, name)
@@ -212,13 +219,29 @@ class _Steps:
         made = getattr(model, name)
 
         def function(data):
+            nonlocal before
             with one_sentence_errors():
+                if before is not None and self._build(data):
+                    before()
+                before = None
                 logs = made(data)
             after()
             return logs
 
         setattr(model, name, function)
         return function
+
+    def _build(self, data: Any) -> bool:
+        """Creates all variables if the types of the data tell enough: TensorFlow traces twice what creates some."""
+        model = self._model
+        if not isinstance(data, tf.data.Iterator) or model.distribute_strategy.num_replicas_in_sync > 1:
+            return False
+        specs = keras.utils.unpack_x_y_sample_weight(data.element_spec)
+        known = (tf.TensorSpec, tf.SparseTensorSpec, tf.RaggedTensorSpec)
+        if not all(isinstance(spec, known) and spec.shape.rank for spec in tensors_of(specs)):
+            return False
+        internals.build_from_batch(model, specs)
+        return True
 
     def train_step(self, data: Any) -> dict:
         """Makes one update from one batch."""

@@ -19,7 +19,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from conditions import DENSE_GRADIENTS, ONE_MICROBATCH, among
+from conditions import BUILT_BEFORE, DENSE_GRADIENTS, ONE_MICROBATCH, among
 
 import gradlab.training.model
 
@@ -60,6 +60,9 @@ def recorded(name: str) -> None:
         inside, said = True, ""
         tf.random.set_seed(1)  # the tests of several devices reset TensorFlow, which then has no seed
         try:
+            if among(running, BUILT_BEFORE):
+                self.build(np.shape(args[0]))
+                self.optimizer.build(self.trainable_variables)
             call = functools.partial(original, self)
             if MODE == "microbatched":
                 try:
