@@ -1,7 +1,8 @@
-"""A pytest plugin for Keras' own tests: records what every training gives, with or without micro-batches.
+"""A pytest plugin for Keras' own tests: runs each twice, and records what every training gives with micro-batches and
+without.
 
-It runs in a process of its own, which `suite.py` starts. The environment variable GRADLAB_SUITE holds the mode, "plain"
-or "microbatched", and the file for the record.
+It runs in a process of its own, which `suite.py` starts. The environment variable GRADLAB_SUITE names the file for the
+record.
 """
 
 import ast
@@ -19,15 +20,17 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from _pytest.runner import runtestprotocol
 from conditions import BUILT_BEFORE, DENSE_GRADIENTS, ONE_MICROBATCH, among
 
 import gradlab.training.model
 
-MODE, FILE = os.environ["GRADLAB_SUITE"].split(":", 1)
 MOST = 1_000_000  # elements of the weights of one model, of larger ones only the sums are kept
 
-outcomes: dict = {}
-trainings: dict = {}
+MODES = "plain", "microbatched"
+outcomes: dict = {mode: {} for mode in MODES}  # by name of a test: (outcome, reason)
+trainings: dict = {mode: {} for mode in MODES}
+mode = ""
 now: list = []  # the trainings of the running test
 running = ""  # its name
 inside = False
@@ -64,7 +67,7 @@ def recorded(name: str) -> None:
                 self.build(np.shape(args[0]))
                 self.optimizer.build(self.trainable_variables)
             call = functools.partial(original, self)
-            if MODE == "microbatched":
+            if mode == "microbatched":
                 try:
                     size = 10**6 if among(running, ONE_MICROBATCH) else 2
                     call = getattr(gradlab.microbatched(self, size), name)
@@ -73,7 +76,7 @@ def recorded(name: str) -> None:
             result = call(*args, **kwargs)
         finally:
             inside = False
-        now.append((name, said, numbers(result), weights(self)))
+        now.append((said, numbers(result), weights(self), bool(self.variables)))
         return result
 
     setattr(owner, name, method)
@@ -126,13 +129,13 @@ def accumulation_recorded() -> None:
         if not self.gradient_accumulation_steps or inside or tf.distribute.has_strategy():
             return original(self, pairs)
         variables = [variable for _, variable in pairs]
-        if MODE == "microbatched":
+        if mode == "microbatched":
             if self not in replays:
                 replays[self] = Replay(self, variables)
             replays[self].add([gradient for gradient, _ in pairs])
             variables = replays[self].variables
         result = original(self, pairs)
-        now.append(("apply_gradients", "", {}, [np.asarray(variable.numpy(), "float64") for variable in variables]))
+        now.append(("", {}, [np.asarray(variable.numpy(), "float64") for variable in variables], True))
         return result
 
     keras.Optimizer.apply_gradients = apply_gradients
@@ -153,6 +156,7 @@ def weights(model) -> list:
 
 def pytest_configure() -> None:
     gradlab.setup(seed=0)
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})  # models run once or twice only
     seed = np.random.seed
     np.random.seed = lambda value=None: seed(1 if value is None else value)  # some tests ask for other data each time
     for name in ("fit", "train_on_batch"):
@@ -166,8 +170,8 @@ def pytest_configure() -> None:
 def pytest_collectreport(report) -> None:
     """A file that cannot be read is a fault of the suite."""
     if report.failed:
-        outcomes[report.nodeid] = "error", report.longreprtext[-1000:]
-        trainings[report.nodeid] = []
+        outcomes["plain"][report.nodeid] = "error", report.longreprtext[-1000:]
+        trainings["plain"][report.nodeid] = []
 
 
 def pytest_collection_finish() -> None:
@@ -197,6 +201,17 @@ def pytest_collection_modifyitems(items: list) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item, nextitem) -> bool:
+    global mode
+    for each in MODES:
+        mode = each
+        runtestprotocol(item, nextitem=nextitem)
+        if not any(has_variables for *_, has_variables in now):
+            break  # nothing was trained
+    return True
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item) -> None:
     global running
     running = item.nodeid
@@ -211,9 +226,9 @@ def pytest_runtest_makereport(item, call):
     name = item.nodeid.split("site-packages/")[-1]
     if report.when == "call" or report.outcome != "passed":
         reason = str(call.excinfo.value).strip().splitlines()[:1] if call.excinfo else []
-        outcomes[name] = report.outcome, "".join(reason)[:300]
-        trainings[name] = list(now)
+        outcomes[mode][name] = report.outcome, "".join(reason)[:300]
+        trainings[mode][name] = list(now)
 
 
 def pytest_sessionfinish() -> None:
-    Path(FILE).write_bytes(pickle.dumps((outcomes, trainings)))
+    Path(os.environ["GRADLAB_SUITE"]).write_bytes(pickle.dumps((outcomes, trainings)))

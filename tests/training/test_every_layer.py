@@ -89,6 +89,7 @@ RANDOM = {
     "RandomShear": (lambda: L.RandomShear(0.4, 0.4), IMAGE),
     "RandomTranslation": (lambda: L.RandomTranslation(0.4, 0.4), IMAGE),
     "RandomZoom": (lambda: L.RandomZoom(0.4), IMAGE),
+    "Solarization": (lambda: L.Solarization(addition_factor=0.9, threshold_factor=0.5, value_range=(0, 2)), IMAGE),
     "SpatialDropout1D": (lambda: L.SpatialDropout1D(0.5), SEQUENCE),
     "SpatialDropout2D": (lambda: L.SpatialDropout2D(0.5), IMAGE),
     "SpatialDropout3D": (lambda: L.SpatialDropout3D(0.5), VOLUME),
@@ -109,7 +110,7 @@ NEITHER = {
     "Hashing", "Identity", "InputLayer", "IntegerLookup", "JaxLayer", "Lambda", "Layer", "LeakyReLU", "Masking",
     "MaxNumBoundingBoxes", "MaxPooling1D", "MaxPooling2D", "MaxPooling3D", "Maximum", "MelSpectrogram", "Minimum",
     "Multiply", "Permute", "Pipeline", "ReLU", "RepeatVector", "Rescaling", "Reshape", "Resizing",
-    "STFTSpectrogram", "Softmax", "Solarization", "StringLookup", "Subtract", "TFSMLayer", "TextVectorization",
+    "STFTSpectrogram", "Softmax", "StringLookup", "Subtract", "TFSMLayer", "TextVectorization",
     "TorchModuleWrapper", "UnitNormalization", "UpSampling1D", "UpSampling2D", "UpSampling3D", "Wrapper",
     "ZeroPadding1D", "ZeroPadding2D", "ZeroPadding3D",
 }  # fmt: skip
