@@ -134,7 +134,8 @@ def make_plan(
                 "skip_nonfinite needs losses that all divide by the number of examples, or one loss alone. "
                 f"Received: losses that divide by {', '.join(kinds)}"
             )
-        # Losses with different divisors share one gradient, so the window's divisors must be known beforehand.
+        # Losses with different divisors share one gradient, so the window's divisors must be known beforehand. An
+        # evaluation has no gradient: its sums are divided at the end.
         counts = [None] * len(kinds)
         if "own" in kinds and training:
             counts = sum_over_replicas(_count(divisors, batch, microbatch_size, len(kinds)))

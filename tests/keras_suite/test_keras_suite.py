@@ -3,13 +3,12 @@
 `python tests/keras_suite/suite.py` prints what this test finds.
 """
 
-from importlib.util import find_spec
+import re
 
-import keras
 import pytest
 from paths import ROOT
 
-from tests.keras_suite.suite import PACKAGES, Verdict, compare, table, verdict
+from tests.keras_suite.suite import Verdict, compare, table, verdict
 
 PASSED, FAILED = ("passed", ""), ("failed", "why")
 TRAINED = [("", {"loss": [1.0]}, [[2.0]], True)]
@@ -21,10 +20,10 @@ def test_what_keras_trains_is_equal_in_micro_batches():
     found = compare()
     failing = [f"new failure: {name}: {one.reason}" for name, one in found.items() if one.kind == "failing"]
     assert not failing, "\n".join(failing)
-    page = (ROOT / "docs/equality.md").read_text()
-    if f"Keras {keras.__version__}" in page and not any(map(find_spec, PACKAGES)):
-        assert table(found) in page, f"docs/equality.md should show:\n{table(found)}"
-    assert len(found) > 300, "hardly a test of Keras ran"
+    run = sum(one.kind != "not here" for one in found.values())
+    documented = re.search(r"^\| all \| (\d+) ", (ROOT / "docs/equality.md").read_text(), re.MULTILINE)
+    # A few tests depend on the machine.
+    assert abs(run - int(documented[1])) <= 10, f"docs/equality.md should show:\n{table(found)}"
 
 
 @pytest.mark.parametrize(
@@ -46,8 +45,8 @@ def test_a_difference_is_seen(small, reason):
 
 def test_outcomes_count():
     assert verdict(PASSED, TRAINED, FAILED, TRAINED) == Verdict("failing", "why")
-    assert verdict(FAILED, TRAINED, PASSED, TRAINED) == Verdict("failing", "as it is: why")
-    assert verdict(("failed", "No module named 'torch'"), [], PASSED, []).kind == "not here"
+    assert verdict(FAILED, TRAINED, PASSED, TRAINED) == Verdict("not here", "why")
+    assert verdict(("error", "why"), [], PASSED, []) == Verdict("failing", "the file cannot be read: why")
     assert verdict(PASSED, [], PASSED, []) is None and verdict(PASSED, NOTHING, PASSED, []) is None
     assert verdict(("skipped", ""), [], PASSED, []) is None
 
