@@ -219,10 +219,11 @@ def term_trackers(model: keras.Model) -> list:
     return model._compile_loss.metrics if model._compile_loss is not None else []
 
 
-def build_from_batch(model: keras.Model, data: tuple) -> None:
-    """Creates the variables of the model, its metrics and its optimizer from (x, y, sample_weight), or from its types.
+def build_from_batch(model: keras.Model, data: tuple, training: bool) -> None:
+    """Creates the variables of the model and its metrics, and to train those of its optimizer.
 
-    `_symbolic_build` of Keras does the same, but not for sparse and ragged tensors.
+    Data is (x, y, sample_weight), or the types of these. `_symbolic_build` of Keras does the same, but not for sparse
+    and ragged tensors.
     """
     loss, metrics = model._compile_loss, model._compile_metrics
     layers_are_built = all(layer.built for layer in model._flatten_layers())
@@ -237,7 +238,7 @@ def build_from_batch(model: keras.Model, data: tuple) -> None:
                 model._compute_loss(x, y, y_pred, sample_weight, training=False)
 
         compute_output_spec(build)
-    if not model.optimizer.built:
+    if training and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
     model._post_build()
 

@@ -54,8 +54,9 @@ class Additivity:
         Args:
             names: the names of the losses.
             strict: how many of them, from the first one, must be means or sums: it is an error if one is neither.
-            losses: a function (batch) -> (the losses of the batch, of the same batch once more, of its first half, of
-                its second half, the relative rounding error to expect of each), all of shape (losses,).
+            losses: a function (batch, change) -> (the losses of the batch, of the same batch once more, of its first
+                half, of its second half, the relative rounding error to expect of each), all of shape (losses,). It
+                applies `change` to the predictions.
             batch: (x, y, sample_weight).
             microbatch_size: the examples of a micro-batch: the most that are looked at, or 2.
         """
@@ -65,8 +66,14 @@ class Additivity:
 
         def find_out():
             part = map_tensors(lambda tensor: rows_of(tensor, slice(0, few)), batch)
-            seen = losses(part)
+            seen = losses(part, moved)
             kinds = _kinds(seen, few)
+            if strict:
+                unknown = kinds == UNKNOWN
+                as_they_are = tf.cond(
+                    tf.reduce_any(unknown), lambda: _kinds(losses(part, lambda p: p), few), lambda: tf.identity(kinds)
+                )
+                kinds = tf.where(unknown, as_they_are, kinds)
             for i, name in enumerate(names[:strict]):
                 numbers = tf.stack([seen[0][i], *(half[i] for half in seen[2:4])])
                 tf.debugging.Assert(kinds[i] != NEITHER, [RULE.format(name=name), numbers])

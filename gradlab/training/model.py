@@ -221,7 +221,7 @@ class _Steps:
         def function(data):
             nonlocal before
             with one_sentence_errors():
-                if before is not None and self._build(data):
+                if before is not None and self._build(data, kind == "train"):
                     before()
                 before = None
                 logs = made(data)
@@ -231,7 +231,7 @@ class _Steps:
         setattr(model, name, function)
         return function
 
-    def _build(self, data: Any) -> bool:
+    def _build(self, data: Any, training: bool) -> bool:
         """Creates all variables if the types of the data tell enough: TensorFlow traces twice what creates some."""
         model = self._model
         if not isinstance(data, tf.data.Iterator) or model.distribute_strategy.num_replicas_in_sync > 1:
@@ -240,12 +240,12 @@ class _Steps:
         known = (tf.TensorSpec, tf.SparseTensorSpec, tf.RaggedTensorSpec)
         if not all(isinstance(spec, known) and spec.shape.rank for spec in tensors_of(specs)):
             return False
-        internals.build_from_batch(model, specs)
+        internals.build_from_batch(model, specs, training)
         return True
 
     def train_step(self, data: Any) -> dict:
         """Makes one update from one batch."""
-        model, (x, y, sample_weight) = self._model, self._batch(data)
+        model, (x, y, sample_weight) = self._model, self._batch(data, training=True)
         if not model.trainable_variables:
             warnings.warn("The model does not have any trainable weights.", stacklevel=2)
         outcome = self._update(x, y, sample_weight)
@@ -253,7 +253,7 @@ class _Steps:
 
     def test_step(self, data: Any) -> dict:
         """Evaluates one batch."""
-        x, y, sample_weight = self._batch(data)
+        x, y, sample_weight = self._batch(data, training=False)
         return self._logs(self._evaluation(x, y, sample_weight), examples_of(x))
 
     def predict_step(self, data: Any) -> Any:
@@ -264,12 +264,12 @@ class _Steps:
         jit = self._model.compiled and self._model.jit_compile
         return predict_in_microbatches(self._model, x, self._microbatch_size, in_flight=self._in_flight, jit=jit)
 
-    def _batch(self, data: Any) -> tuple:
+    def _batch(self, data: Any, training: bool) -> tuple:
         """The batch (x, y, sample_weight), after checks; the variables exist afterwards."""
         check_stateless(self._model)
         batch = map_tensors(as_tensor, keras.utils.unpack_x_y_sample_weight(data))
         check_lengths(batch)
-        internals.build_from_batch(self._model, batch)
+        internals.build_from_batch(self._model, batch, training)
         return batch
 
     def _logs(self, outcome: Any, examples: tf.Tensor) -> dict:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from gradlab._batches import examples_of, map_tensors, rows_of, spec_of, tensors_of
 from gradlab.training import _keras_internals as internals
-from gradlab.training.additivity import Additivity, both_halves, factors, moved, rounding
+from gradlab.training.additivity import Additivity, both_halves, factors, rounding
 from gradlab.training.input_checks import check_stateless, checked_batch
 from gradlab.training.objective import Objective, Term, common_divisor, total_loss
 from gradlab.training.plan import Plan, make_plan
@@ -183,9 +183,9 @@ class WindowPass:
         noisy = bool(plan.draws or plan.normalizing)
         training = self._training and not (noisy and self._adds_as_much(plan, values, batch))
 
-        def losses(part):
+        def losses(part, change):
             with plan.scope(values) as scope:
-                return _of_halves(self._model, self._objective, part, scope, training, self._loop.weight_dtype)
+                return _of_halves(self._model, self._objective, part, scope, training, change, self._loop.weight_dtype)
 
         return self._additivity.kinds(self._names, len(plan.numbers), losses, batch, self._microbatch_size)
 
@@ -203,7 +203,9 @@ class WindowPass:
         return len(added) == len(plan.adding)
 
 
-def _of_halves(model: keras.Model, objective: Objective, batch: tuple, scope: Any, training: bool, dtype: Any) -> tuple:
+def _of_halves(
+    model: keras.Model, objective: Objective, batch: tuple, scope: Any, training: bool, change: Callable, dtype: Any
+) -> tuple:
     """The losses of a batch, of the same batch once more, and of its halves, as `Additivity.kinds` asks for them.
 
     Unless layers add losses, the halves share one forward pass, so it does not matter whether the model draws random
@@ -223,7 +225,7 @@ def _of_halves(model: keras.Model, objective: Objective, batch: tuple, scope: An
     def of_model(rows):
         scope.losses.clear()
         part = rows_of_batch(rows)
-        y_pred = moved(model(part[0], training=training))
+        y_pred = change(model(part[0], training=training))
         return losses(part, y_pred, scope.losses), y_pred
 
     def of_loss(rows):

@@ -470,6 +470,11 @@ class Total(keras.losses.Loss):
         return ops.sum(y_pred)
 
 
+class RootAboveOne(keras.losses.Loss):
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        return ops.sum(ops.sqrt(y_pred - 1))
+
+
 class Product(keras.losses.Loss):
     def __call__(self, y_true, y_pred, sample_weight=None):
         return ops.sum(y_pred * y_true)
@@ -480,11 +485,12 @@ class Product(keras.losses.Loss):
     [
         (Total(), lambda: keras.layers.LayerNormalization()),
         (Product(), lambda: keras.layers.Dense(1, kernel_initializer="zeros")),
+        (RootAboveOne(), lambda: keras.layers.Dense(1, lambda x: 1.5 + ops.sigmoid(x) / 9)),
         (Total(), lambda: keras.layers.Dense(7, dtype="float16", bias_initializer=keras.initializers.Constant(30.7))),
     ],
-    ids=["parts cancel", "zero", "half precision"],
+    ids=["parts cancel", "zero", "not near by", "half precision"],
 )
-def test_a_sum_is_seen_where_its_value_is_only_rounding_error(loss, last):
+def test_a_sum_is_told_from_a_mean_wherever_it_is_defined(loss, last):
     build = lambda: keras.Sequential([keras.Input([4]), keras.layers.Dense(64), last()])  # noqa: E731
     run = compiled_fit(keras.optimizers.SGD(0.01), loss, fit=FIT | {"batch_size": 19})
     half = "float16" in str(last().dtype_policy)
