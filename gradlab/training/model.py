@@ -44,7 +44,8 @@ def microbatched(model: Model, microbatch_size: int, *, in_flight: int = 1) -> M
       of a number that layers draw at random cannot be checked; it is taken for a mean.
     - A metric that is a function and returns one number for a batch is averaged over the micro-batches, weighted by
       their examples. For a function that is not a mean over examples, such as a root mean square, this differs from the
-      batch's number. A metric object, such as `keras.metrics.RootMeanSquaredError`, is exact.
+      batch's number. A metric object that sums over examples, such as `keras.metrics.RootMeanSquaredError`, is exact;
+      one that relates the examples of a batch to each other, such as `PearsonCorrelation(axis=0)`, is averaged.
     - A `test_step` or `predict_step` of the model's own runs as it is, on whole batches.
     - With an `Embedding`, Keras gives the optimizer the gradient's rows one by one, so that optimizers that square
       gradients (Adam, RMSprop, ...) square the parts of a token that occurs twice, not their sum. gradlab uses the
