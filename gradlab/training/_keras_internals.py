@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 from keras.src.backend import compute_output_spec
 from keras.src.losses.loss import squeeze_or_expand_to_same_rank, unscale_loss_for_distribution
+from keras.src.losses.losses import LossFunctionWrapper
 from keras.src.random.seed_generator import global_seed_generator
 from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics
 
@@ -164,6 +165,13 @@ def create_global_seed() -> None:
 def function_of_loss(loss: keras.losses.Loss) -> tuple[Callable | None, dict]:
     """The function behind a built-in loss and its arguments: tells what kind of labels the loss expects."""
     return getattr(loss, "fn", None), getattr(loss, "_fn_kwargs", {})
+
+
+def is_by_example(loss: keras.losses.Loss) -> bool:
+    """Whether a loss is one of Keras' own that give each example a loss of its own: all but the circle loss."""
+    function = function_of_loss(loss)[0]
+    own = getattr(function, "__module__", None) == keras.losses.mean_squared_error.__module__
+    return own and isinstance(loss, LossFunctionWrapper) and function is not keras.losses.circle
 
 
 def same_rank(one: Any, other: Any) -> tuple:

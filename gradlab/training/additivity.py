@@ -30,6 +30,12 @@ RULE = (
 )
 
 
+OTHERS_RULE = (
+    "{name} must give each example a loss that does not depend on the other examples of the batch; the sum of its "
+    "values for some examples is not that of their two halves. Received:"
+)
+
+
 class Additivity:
     """Remembers for each loss whether it is a mean or a sum. The first batch that tells decides."""
 
@@ -48,12 +54,15 @@ class Additivity:
                     aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
                 )
 
-    def kinds(self, names: list[str], strict: int, losses: Callable, batch: tuple, microbatch_size: int) -> tf.Tensor:
+    def kinds(
+        self, names: list[str], strict: int, sums: int, losses: Callable, batch: tuple, microbatch_size: int
+    ) -> tf.Tensor:
         """For each loss one of the constants above, shape (losses,). To be called wherever the losses are needed.
 
         Args:
             names: the names of the losses.
             strict: how many of them, from the first one, must be means or sums: it is an error if one is neither.
+            sums: how many of them, from the last one, must be sums.
             losses: a function (batch, change) -> (the losses of the batch, of the same batch once more, of its first
                 half, of its second half, the relative rounding error to expect of each), all of shape (losses,). It
                 applies `change` to the predictions.
@@ -68,15 +77,19 @@ class Additivity:
             part = map_tensors(lambda tensor: rows_of(tensor, slice(0, few)), batch)
             seen = losses(part, moved)
             kinds = _kinds(seen, few)
-            if strict:
+            if strict + sums:
                 unknown = kinds == UNKNOWN
                 as_they_are = tf.cond(
                     tf.reduce_any(unknown), lambda: _kinds(losses(part, lambda p: p), few), lambda: tf.identity(kinds)
                 )
                 kinds = tf.where(unknown, as_they_are, kinds)
-            for i, name in enumerate(names[:strict]):
+            for i, name in enumerate(names):
                 numbers = tf.stack([seen[0][i], *(half[i] for half in seen[2:4])])
-                tf.debugging.Assert(kinds[i] != NEITHER, [RULE.format(name=name), numbers])
+                if i < strict:
+                    tf.debugging.Assert(kinds[i] != NEITHER, [RULE.format(name=name), numbers])
+                elif i >= number - sums:
+                    is_sum = (kinds[i] != NEITHER) & (kinds[i] != MEAN)
+                    tf.debugging.Assert(is_sum, [OTHERS_RULE.format(name=name), numbers])
             self._kinds.assign(tf.pad(kinds, [[0, MOST_LOSSES - number]]))
             return kinds
 

@@ -38,8 +38,7 @@ def microbatched(model: Model, microbatch_size: int, *, in_flight: int = 1) -> M
 
     - Dropout draws a mask for each micro-batch.
     - Batch normalization uses the statistics of each micro-batch.
-    - A loss must be a sum or a mean over examples. Where it is one number for the whole batch (`add_loss`, a
-      `compute_loss` of the model's own, a loss function that returns a scalar), gradlab compares the number for a few
+    - A loss must be a sum or a mean over examples. Unless it is one of Keras' own, gradlab compares its value for a few
       examples, at most a micro-batch or two examples, with those for their halves, before the first update. `add_loss`
       of a number that layers draw at random cannot be checked; it is taken for a mean.
     - A metric that is a function and returns one number for a batch is averaged over the micro-batches, weighted by

@@ -26,6 +26,7 @@ class Term(NamedTuple):
         loss_weight: the factor of the term in the total loss.
         labels: None, or if labels are class numbers: (labels, number of classes, one more label that is allowed).
         name: the name of the loss.
+        is_known: whether each example surely has a loss of its own, whatever the other examples of the batch.
     """
 
     total: tf.Tensor
@@ -34,6 +35,7 @@ class Term(NamedTuple):
     loss_weight: Any = 1.0
     labels: tuple | None = None
     name: str = ""
+    is_known: bool = True
 
 
 class Objective:
@@ -49,6 +51,7 @@ class Objective:
     Attributes:
         numbers: the names of the losses that give one number for a batch instead of one for each example, as of the
             last call: `own`, or losses of `compile`.
+        unknown: the names of losses with a value for each example that may depend on other examples, likewise.
 
     Raises:
         ValueError: a loss without a reduction.
@@ -65,6 +68,7 @@ class Objective:
         self._taken: list[Term] = []
         self.own = own
         self.numbers: list[str] = []
+        self.unknown: list[str] = []
         for one in keras.tree.flatten(loss):
             if isinstance(one, keras.losses.Loss):
                 _check_reduction(one)
@@ -109,12 +113,15 @@ class Objective:
         return terms
 
     def one_by_one(self, batch: tuple, y_pred: Any, added: list) -> list:
-        """The losses that are one number for a batch, in the order of `numbers`, then those that layers added.
+        """The losses that are one number for a batch, in the order of `numbers`, those that layers added, and the sums
+        of those that are `unknown`.
 
-        An own loss that adds `model.losses` itself contains the latter already.
+        An own loss that adds `model.losses` itself contains what layers added already.
         """
-        numbers = [term.total for term in self._terms(batch, y_pred) if term.kind == "number"]
-        return numbers + ([tf.reduce_sum(loss) for loss in added] if self.own is None else [])
+        terms = self._terms(batch, y_pred)
+        numbers = [term.total for term in terms if term.kind == "number"]
+        numbers += [tf.reduce_sum(loss) for loss in added] if self.own is None else []
+        return numbers + [term.total for term in terms if not term.is_known]
 
     def _terms(self, batch: tuple, y_pred: Any) -> list[Term]:
         """The terms of the model's own loss, or of the losses of `compile`; of kind "number" for one for the batch."""
@@ -126,6 +133,7 @@ class Objective:
         elif self._compiled is not None:
             self._compiled(y, y_pred, sample_weight)
         self.numbers = [term.name for term in self._taken if term.kind == "number"]
+        self.unknown = [term.name for term in self._taken if not term.is_known]
         return list(self._taken)
 
     @property
@@ -197,7 +205,8 @@ class _SumAndDivisor(keras.losses.Loss):
             return self._one_number(y_true, y_pred, sample_weight)
         mask = _both(internals.mask_of(y_pred), internals.mask_of(self._values))
         divisor, kind = self._divisor(mask, sample_weight, total.dtype)
-        self._terms.append(Term(total, divisor, kind, self._loss_weight, self._labels(y_true, y_pred), self.name))
+        labels, is_known = self._labels(y_true, y_pred), internals.is_by_example(self._loss)
+        self._terms.append(Term(total, divisor, kind, self._loss_weight, labels, self.name, is_known))
         return total
 
     def call(self, y_true: Any, y_pred: Any) -> tf.Tensor:

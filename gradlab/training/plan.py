@@ -32,6 +32,7 @@ class Plan:
         kinds: for each term of the loss, the kind of its divisor.
         loss_weights: for each term its factor in the total loss.
         numbers: the names of losses that give one number for a batch, as in `Objective`.
+        unknown: the names of losses of which it is unknown whether they depend on other examples, as in `Objective`.
         adding: the names of the layers that add losses; empty if the model's own loss takes care of them.
         metrics: how metrics are updated.
         examples: the number of examples of the window over all replicas, or None if nothing asks for it.
@@ -49,6 +50,7 @@ class Plan:
     kinds: list[str]
     loss_weights: list
     numbers: list[str]
+    unknown: list[str]
     adding: list[str]
     metrics: MetricsPlan
     examples: tf.Tensor | None
@@ -153,6 +155,7 @@ def make_plan(
         kinds=kinds,
         loss_weights=[term.loss_weight for term in terms],
         numbers=found["numbers"],
+        unknown=found["unknown"],
         adding=found["adding"],
         metrics=found["metrics"],
         examples=sum_over_replicas(examples_of(batch[0])) if asks_for_examples else None,
@@ -185,7 +188,7 @@ def _trace(model: keras.Model, objective: Objective, batch: tuple, training: boo
             plan = plan_metrics(model, scope, before, in_loss, logs, from_data, metrics)
         found.update(
             terms=terms, assigned=scope.assigned, y=y, of_data=of_data, metrics=plan,
-            numbers=objective.numbers,
+            numbers=objective.numbers, unknown=objective.unknown,
             adding=[] if objective.own else [internals.layer_that_added(model, loss) for loss in scope.losses],
         )  # fmt: skip
         return [term.divisor for term in terms]

@@ -114,6 +114,9 @@ class WindowPass:
         )
         first, examples = plan.begin(), examples_of(batch[0])
         kinds = self._kinds(plan, first, batch)
+        if kinds is not None:
+            with tf.control_dependencies([kinds]):  # a loss that is refused must not leave an update behind
+                batch = map_tensors(tf.identity, batch)
         unit, is_mean = self._unit(plan, tf.cast(examples, dtype))
         forward = self._forward(plan, tf.cast(scale, dtype), unit, examples, kinds)
         no_terms = [(tf.zeros([], dtype), tf.zeros([], dtype)) for _ in plan.kinds]
@@ -155,7 +158,7 @@ class WindowPass:
             with plan.scope(values) as scope:
                 before = dict(scope.state_mapping)
                 y_pred = self._model(microbatch[0], training=self._training)
-                as_means = None if kinds is None else factors(kinds, examples, plan.examples, dtype)
+                as_means = factors(kinds, examples, plan.examples, dtype) if plan.numbers or plan.adding else None
                 terms = self._objective(microbatch, y_pred, scope.losses, examples, as_means)
                 if self._with_metrics:
                     self._model.compute_metrics(*microbatch[:2], y_pred, microbatch[2])
@@ -176,9 +179,10 @@ class WindowPass:
         return tf.function(forward, jit_compile=True, autograph=False) if self._jit else forward
 
     def _kinds(self, plan: Plan, values: list, batch: tuple) -> tf.Tensor | None:
-        """Whether losses that are one number for a batch are means or sums; None if there are none."""
+        """Whether losses that are one number for a batch are means or sums; None if there is nothing to find out."""
         self._names = plan.numbers + plan.adding
-        if not self._names:
+        names = self._names + plan.unknown
+        if not names:
             return None
         noisy = bool(plan.draws or plan.normalizing)
         training = self._training and not (noisy and self._adds_as_much(plan, values, batch))
@@ -187,7 +191,7 @@ class WindowPass:
             with plan.scope(values) as scope:
                 return _of_halves(self._model, self._objective, part, scope, training, change, self._loop.weight_dtype)
 
-        return self._additivity.kinds(self._names, len(plan.numbers), losses, batch, self._microbatch_size)
+        return self._additivity.kinds(names, len(plan.numbers), len(plan.unknown), losses, batch, self._microbatch_size)
 
     def _adds_as_much(self, plan: Plan, values: list, batch: tuple) -> bool:
         """Whether the layers add as many losses without training, when dropout and the like draw nothing."""

@@ -1,0 +1,115 @@
+"""Every loss of Keras, in a training as it is and in micro-batches.
+
+A loss that a later release of Keras adds must be put into one of the tables below: a test names it.
+"""
+
+import inspect
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+from plain_and_microbatched import assert_equal, history
+
+import gradlab
+
+L = keras.losses
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(19, 4)).astype("float32")
+CLASSES = RNG.integers(0, 3, 19)
+ONE_HOT = np.eye(3, dtype="float32")[CLASSES]
+NUMBERS = RNG.uniform(0.1, 1, (19, 3)).astype("float32")
+
+# (loss, activation of its output, targets): one output of one model each.
+EQUAL = [
+    (L.BinaryCrossentropy, "sigmoid", ONE_HOT),
+    (L.BinaryFocalCrossentropy, "sigmoid", ONE_HOT),
+    (L.CategoricalCrossentropy, "softmax", ONE_HOT),
+    (L.CategoricalFocalCrossentropy, "softmax", ONE_HOT),
+    (L.CategoricalGeneralizedCrossEntropy, "softmax", CLASSES),
+    (L.CategoricalHinge, "softmax", ONE_HOT),
+    (L.CosineSimilarity, None, NUMBERS),
+    (lambda **options: L.Dice(axis=-1, **options), "softmax", ONE_HOT),
+    (L.Hinge, None, 2 * ONE_HOT - 1),
+    (L.Huber, None, NUMBERS),
+    (L.KLDivergence, "softmax", ONE_HOT),
+    (L.LogCosh, None, NUMBERS),
+    (L.MeanAbsoluteError, None, NUMBERS),
+    (L.MeanAbsolutePercentageError, None, NUMBERS),
+    (L.MeanSquaredError, None, NUMBERS),
+    (L.MeanSquaredLogarithmicError, "softplus", NUMBERS),
+    (L.Poisson, "softplus", NUMBERS),
+    (L.SparseCategoricalCrossentropy, "softmax", CLASSES),
+    (L.SquaredHinge, None, 2 * ONE_HOT - 1),
+    (lambda **options: L.Tversky(axis=-1, **options), "softmax", ONE_HOT),
+]
+# Losses over the batch as a whole.
+
+
+def contrastive(y_true, y_pred):
+    return ops.logsumexp(y_pred @ ops.transpose(y_pred), axis=-1)
+
+
+def divided(y_true, y_pred):
+    return ops.mean((y_true - y_pred) ** 2, axis=-1) / ops.cast(ops.shape(y_pred)[0], y_pred.dtype)
+
+
+def own(y_true, y_pred):
+    return ops.mean((y_true - y_pred) ** 2, axis=-1)
+
+
+class Own(L.Loss):
+    def call(self, y_true, y_pred):
+        return own(y_true, y_pred)
+
+
+REFUSED = {"Circle": (L.Circle, None, CLASSES), "Dice": (L.Dice, "softmax", ONE_HOT),
+           "Tversky": (L.Tversky, "softmax", ONE_HOT), "contrastive": (lambda: contrastive, None, NUMBERS),
+           "divided": (lambda: divided, None, NUMBERS)}  # fmt: skip
+ELSEWHERE = {"Loss", "CTC"}  # the base class, and what tests/examples has
+
+
+def build(heads):
+    inputs = keras.Input([4])
+    return keras.Model(inputs, [keras.layers.Dense(3, activation)(inputs) for _, activation, _ in heads])
+
+
+@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "mean_with_sample_weight", "sum"])
+def test_losses_are_those_of_the_large_batch(reduction):
+    def run(model):
+        model.compile("sgd", [make(reduction=reduction) for make, _, _ in EQUAL])
+        targets = [target for _, _, target in EQUAL]
+        weights = [np.linspace(0.5, 2, len(X))] * len(EQUAL)
+        # One batch an epoch: see "What is equal" on the losses of single outputs over a ragged tail.
+        fitted = model.fit(X, targets, sample_weight=weights, batch_size=19, epochs=2, shuffle=False, verbose=0)
+        return history(fitted)
+
+    assert_equal(lambda: build(EQUAL), run, 3)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_losses_over_the_batch_are_refused(name):
+    make, _, targets = REFUSED[name]
+    model = gradlab.microbatched(build([REFUSED[name]]), 3)
+    before = model.get_weights()
+    with pytest.raises(
+        ValueError, match="must be a mean or a sum over the examples|does not depend on the other examples"
+    ):
+        model.compile("sgd", make())
+        model.fit(X, targets, batch_size=8, verbose=0)
+    np.testing.assert_array_equal(model.get_weights()[0], before[0])
+
+
+@pytest.mark.parametrize("loss", [own, Own(), Own(reduction="sum")], ids=["function", "object", "sum"])
+def test_own_losses_of_each_example(loss):
+    def run(model):
+        model.compile("sgd", loss)
+        return history(model.fit(X, NUMBERS, batch_size=8, epochs=2, shuffle=False, verbose=0))
+
+    assert_equal(lambda: build([(None, None, None)]), run, 3)
+
+
+def test_every_loss_is_in_one_table():
+    classes = {one.__name__ for _, one in inspect.getmembers(L, inspect.isclass) if issubclass(one, L.Loss)}
+    here = {type(make()).__name__ for make, *_ in EQUAL}
+    assert classes - here - set(REFUSED) - ELSEWHERE == set(), "put these losses into a table"
