@@ -3,6 +3,9 @@
 Losses that layers add, and a model's own `compute_loss`, are one number for the whole batch. Micro-batches add up to
 the large batch only if this number is a mean over the examples (the mean of the halves' numbers, weighted by their
 sizes) or a sum over them (the sum of the halves' numbers). A load-balancing loss, the product of two means, is neither.
+
+A loss function that returns a value for each example must not use the other examples, as a contrastive loss does: the
+sum of its values must be the sum of the halves' sums.
 """
 
 from collections.abc import Callable
@@ -24,12 +27,13 @@ RANDOM_WARNING = (
     "{name} draws random numbers for its loss, so gradlab cannot check that it is a mean over the examples, for which "
     "it takes it."
 )
+RANDOM_SUM_WARNING = (
+    "{name} draws random numbers, so gradlab cannot check that an example's loss does not depend on the other examples."
+)
 RULE = (
     "{name} must be a mean or a sum over the examples, so that micro-batches add up to the large batch; its values for "
     "some examples and for their two halves are neither. Received:"
 )
-
-
 OTHERS_RULE = (
     "{name} must give each example a loss that does not depend on the other examples of the batch; the sum of its "
     "values for some examples is not that of their two halves. Received:"
@@ -95,16 +99,20 @@ class Additivity:
 
         return tf.cond(tf.reduce_any(known == UNKNOWN) & (few > 1), find_out, lambda: known)
 
-    def warnings(self, names: list[str]) -> list[str]:
-        """The warnings for losses with these names: once, as soon as all kinds are known."""
+    def warnings(self, names: list[str], sums: int) -> list[str]:
+        """The warnings for losses with these names, the last of which must be sums: once, when all kinds are known."""
         if self._kinds is None or self._warned:
             return []
         kinds = tf.distribute.get_strategy().experimental_local_results(self._kinds)[0].numpy().tolist()[: len(names)]
         if UNKNOWN in kinds:
             return []
         self._warned = True
-        sentences = {NEITHER: NEITHER_WARNING, RANDOM: RANDOM_WARNING}
-        found = {sentences[kind].format(name=name) for kind, name in zip(kinds, names) if kind in sentences}
+        of_numbers = {NEITHER: NEITHER_WARNING, RANDOM: RANDOM_WARNING}
+        found = set()
+        for i, (kind, name) in enumerate(zip(kinds, names)):
+            sentences = of_numbers if i < len(names) - sums else {RANDOM: RANDOM_SUM_WARNING}
+            if kind in sentences:
+                found.add(sentences[kind].format(name=name))
         return sorted(found)
 
 

@@ -71,7 +71,8 @@ class WindowPass:
         self._model, self._objective, self._microbatch_size, self._loop = model, objective, microbatch_size, loop
         self._training, self._jit, self._with_metrics = training, jit, with_metrics
         self._additivity = Additivity()
-        self._names: list[str] = []
+        self._names: list[str] = []  # of the losses that are judged; the last of them must be sums
+        self._sums = 0
 
     def build(self) -> None:
         """Creates the variables of the pass; with several replicas, call it in the strategy's scope."""
@@ -80,8 +81,8 @@ class WindowPass:
             internals.create_global_seed()
 
     def warnings(self) -> list[str]:
-        """What a user should know of the losses that layers add, once, after the first window."""
-        return self._additivity.warnings(self._names)
+        """What a user should know of losses that gradlab cannot add up or check, once, after the first window."""
+        return self._additivity.warnings(self._names, self._sums)
 
     def __call__(
         self,
@@ -180,9 +181,8 @@ class WindowPass:
 
     def _kinds(self, plan: Plan, values: list, batch: tuple) -> tf.Tensor | None:
         """Whether losses that are one number for a batch are means or sums; None if there is nothing to find out."""
-        self._names = plan.numbers + plan.adding
-        names = self._names + plan.unknown
-        if not names:
+        self._names, self._sums = plan.numbers + plan.adding + plan.unknown, len(plan.unknown)
+        if not self._names:
             return None
         noisy = bool(plan.draws or plan.normalizing)
         training = self._training and not (noisy and self._adds_as_much(plan, values, batch))
@@ -191,7 +191,7 @@ class WindowPass:
             with plan.scope(values) as scope:
                 return _of_halves(self._model, self._objective, part, scope, training, change, self._loop.weight_dtype)
 
-        return self._additivity.kinds(names, len(plan.numbers), len(plan.unknown), losses, batch, self._microbatch_size)
+        return self._additivity.kinds(self._names, len(plan.numbers), self._sums, losses, batch, self._microbatch_size)
 
     def _adds_as_much(self, plan: Plan, values: list, batch: tuple) -> bool:
         """Whether the layers add as many losses without training, when dropout and the like draw nothing."""

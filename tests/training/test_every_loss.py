@@ -10,15 +10,11 @@ import numpy as np
 import pytest
 from keras import ops
 from plain_and_microbatched import assert_equal, history
+from targets import CLASSES, NUMBERS, ONE_HOT, X
 
 import gradlab
 
 L = keras.losses
-RNG = np.random.default_rng(0)
-X = RNG.normal(size=(19, 4)).astype("float32")
-CLASSES = RNG.integers(0, 3, 19)
-ONE_HOT = np.eye(3, dtype="float32")[CLASSES]
-NUMBERS = RNG.uniform(0.1, 1, (19, 3)).astype("float32")
 
 # (loss, activation of its output, targets): one output of one model each.
 EQUAL = [
@@ -107,6 +103,16 @@ def test_own_losses_of_each_example(loss):
         return history(model.fit(X, NUMBERS, batch_size=8, epochs=2, shuffle=False, verbose=0))
 
     assert_equal(lambda: build([(None, None, None)]), run, 3)
+
+
+def test_a_random_loss_of_each_example_is_named():
+    def noisy(y_true, y_pred):
+        return ops.mean((y_true - y_pred) ** 2, axis=-1) * keras.random.uniform(ops.shape(y_pred)[:1])
+
+    model = gradlab.microbatched(build([(None, None, None)]), 3)
+    model.compile("sgd", noisy)
+    with pytest.warns(UserWarning, match="noisy draws random numbers, so gradlab cannot check that an example's loss"):
+        model.fit(X, NUMBERS, batch_size=8, verbose=0)
 
 
 def test_every_loss_is_in_one_table():

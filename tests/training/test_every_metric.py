@@ -9,13 +9,9 @@ import keras
 import numpy as np
 import pytest
 from plain_and_microbatched import assert_equal, differences, history, train
+from targets import CLASSES, NUMBERS, ONE_HOT, X
 
 M = keras.metrics
-RNG = np.random.default_rng(0)
-X = RNG.normal(size=(19, 4)).astype("float32")
-CLASSES = RNG.integers(0, 3, 19)
-ONE_HOT = np.eye(3, dtype="float32")[CLASSES]
-NUMBERS = RNG.uniform(0.1, 1, (19, 3)).astype("float32")
 
 # By the kind of targets: (activation, loss, targets, metrics).
 EQUAL = {
