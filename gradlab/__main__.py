@@ -28,8 +28,8 @@ TRAINING = ("run", "sweep", "reproduce")  # the commands that cache what is fini
 # The packages of each extra. A command that needs one of them names the extra.
 EXTRAS = {
     "lab": (
-        *("IPython", "PIL", "ipywidgets", "jupyter_client", "jupyter_core", "jupyterlab", "matplotlib", "packaging"),
-        *("pandas", "tqdm"),
+        *("IPython", "PIL", "anywidget", "ipywidgets", "jupyter_client", "jupyter_core", "jupyterlab", "matplotlib"),
+        *("packaging", "pandas", "tqdm", "traitlets"),
     ),
     "cluster": ("distributed",),
 }

@@ -161,15 +161,21 @@ def _kernel() -> str:
 def _widgets() -> str:
     from jupyter_core.paths import jupyter_path
 
-    for folder in jupyter_path("labextensions"):
-        about = pathlib.Path(folder, "@jupyter-widgets", "jupyterlab-manager", "package.json")
-        if about.is_file():
-            version = json.loads(about.read_text())["version"]
-            return f"ipywidgets {importlib.metadata.version('ipywidgets')}, its JupyterLab extension {version}"
-    raise Fault(
-        "the JupyterLab extension of ipywidgets is missing, so sliders would not appear",
-        f"{sys.executable} -m pip install --force-reinstall jupyterlab_widgets",
-    )
+    found = []
+    for package, extension, carrier, what in (
+        ("ipywidgets", "@jupyter-widgets/jupyterlab-manager", "jupyterlab_widgets", "sliders"),
+        ("anywidget", "anywidget", "anywidget", "the view of one update"),
+    ):
+        paths = (pathlib.Path(folder, extension, "package.json") for folder in jupyter_path("labextensions"))
+        about = next((path for path in paths if path.is_file()), None)
+        if about is None:
+            raise Fault(
+                f"the JupyterLab extension of {package} is missing, so {what} would not appear",
+                f"{sys.executable} -m pip install --force-reinstall {carrier}",
+            )
+        version = json.loads(about.read_text())["version"]
+        found.append(f"{package} {importlib.metadata.version(package)}, its JupyterLab extension {version}")
+    return "; ".join(found)
 
 
 def _server() -> str:

@@ -12,6 +12,7 @@ from lab_page import (
     SCREENSHOTS,
     SMALL,
     TOKEN,
+    TOY,
     Lab,
     add_cell,
     answers,
@@ -58,11 +59,12 @@ def browser():
 
 @pytest.fixture(scope="session")
 def notebooks(tmp_path_factory):
-    """A copy of the notebooks, which JupyterLab may save over, with one more lab in 00 and one more notebook."""
+    """A copy of the notebooks, which JupyterLab may save over, with one more lab in 00 and two more notebooks."""
     folder = tmp_path_factory.mktemp("course") / "notebooks"
     shutil.copytree(ROOT / "notebooks", folder, ignore=shutil.ignore_patterns(".ipynb_checkpoints", "gradlab-*"))
     add_cell(folder / "00_start_here.ipynb", SMALL)
     write_notebook(folder / "labs.ipynb", *LABS)
+    write_notebook(folder / "toy.ipynb", *TOY)
     return folder
 
 

@@ -114,9 +114,11 @@ def test_the_wheel_has_the_package_its_data_and_the_course_and_nothing_else(whee
         licences = [name for name in archive.namelist() if name.endswith("/LICENSE")]
         assert archive.read("gradlab/data/mnist.npz") == (ROOT / "data" / "mnist.npz").read_bytes()
     wanted = {
-        str(path.relative_to(ROOT)) for pattern in ("*.py", "*.pyi") for path in (ROOT / "gradlab").rglob(pattern)
+        str(path.relative_to(ROOT))
+        for pattern in ("*.py", "*.pyi", "*.js", "*.css")
+        for path in (ROOT / "gradlab").rglob(pattern)
     }
-    assert "gradlab/__init__.pyi" in wanted
+    assert {"gradlab/__init__.pyi", "gradlab/lab/widget/one_update.js"} <= wanted
     wanted |= {"gradlab/py.typed", "gradlab/data/mnist.npz", "gradlab/data/checksums.txt", "gradlab/data/README.md"}
     wanted |= {
         "gradlab/data/make_mnist.py",

@@ -28,6 +28,9 @@ LABS = (
     "print('the kernel', 'is free')",
 )
 
+# One lab with all views.
+TOY = ("import gradlab\ngradlab.setup(seed=0)", "gradlab.AccumulationLab(updates=5, seeds=1)", LABS[-1])
+
 
 def until(condition, explain=lambda: "", seconds: float = DEADLINE) -> float:
     """Wait for a condition, and return the seconds that it took."""
@@ -100,9 +103,10 @@ def end_kernels(server: str) -> None:
         ask(server, f"api/sessions/{session['id']}", "DELETE")
 
 
-def open_notebook(browser, server: str, notebook: str, viewport=None):
-    """A page with a notebook whose kernel is ready."""
-    page = browser.new_context(viewport=viewport or {"width": 1280, "height": 1300}).new_page()
+def open_notebook(browser, server: str, notebook: str, viewport=None, scale: float = 1):
+    """A page with a notebook whose kernel is ready; `scale`: the pixels a point."""
+    size = viewport or {"width": 1280, "height": 1300}
+    page = browser.new_context(viewport=size, device_scale_factor=scale).new_page()
     page.set_default_timeout(1000 * DEADLINE)
     page.set_default_navigation_timeout(1000 * DEADLINE)
     page.goto(f"{server}/lab/tree/{notebook}?reset&token={TOKEN}")
@@ -110,9 +114,9 @@ def open_notebook(browser, server: str, notebook: str, viewport=None):
     return page
 
 
-def run_notebook(browser, server: str, notebook: str, ready: str, viewport=None):
+def run_notebook(browser, server: str, notebook: str, ready: str, viewport=None, scale: float = 1):
     """A page with a notebook that was run until an output shows the text `ready`."""
-    page = open_notebook(browser, server, notebook, viewport)
+    page = open_notebook(browser, server, notebook, viewport, scale)
     choose_menu(page, "Run", "Run All Cells")
     page.locator(".jp-OutputArea-output", has_text=ready).first.wait_for()
     assert page.locator(".jupyter-widgets-error-widget").count() == 0

@@ -12,7 +12,8 @@ from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.figures.plots import X_AXES
 from gradlab.lab.widget.controls import KEEPS_THE_RUN
 from gradlab.lab.widget.live_run import Status
-from gradlab.lab.widget.views import VIEWS
+from gradlab.lab.widget.one_update import OneUpdate
+from gradlab.lab.widget.views import PICTURES, VIEWS
 
 # name: label, icon, tooltip
 BUTTONS = {
@@ -80,7 +81,8 @@ class Panel:
         rerun: the checkbox.
         against: the list of horizontal axes.
         progress: the progress bar, from 0 to 1.
-        shown: the names of the views that are not hidden.
+        shown: the names of the pictures that are not hidden: the views that Python draws.
+        one_update: the view that the browser draws, or None if it is hidden.
         view: all widgets in one box.
     """
 
@@ -94,7 +96,9 @@ class Panel:
         self._batch, self._status_line, self._narration_line, self._listing = (
             widgets.HTML().add_class(f"gradlab-{name}") for name in ("batch", "status", "narration", "listing")
         )
-        self.shown = [name for name in VIEWS if name not in hide]
+        self.one_update = None if "toy" in hide else OneUpdate()
+        self._steps = 1  # the micro-batches that it shows
+        self.shown = [name for name in PICTURES if name not in hide]
         self._images = {name: _image(name) for name in self.shown}
         self._descriptions = {name: widgets.HTML().add_class(f"gradlab-words-{name}") for name in self.shown}
         self._views = {name: View(b"", "") for name in self.shown}
@@ -114,7 +118,8 @@ class Panel:
     @property
     def views(self) -> dict[str, View]:
         """The views that are not hidden, by name, as they are shown now."""
-        return dict(self._views)
+        first = {} if self.one_update is None else {"toy": View(*self.one_update.picture(self._steps))}
+        return first | self._views
 
     def show_status(self, status: Status) -> None:
         """Show a status, with its details folded."""
@@ -126,6 +131,9 @@ class Panel:
 
     def show_batch(self, e: Experiment) -> None:
         """Show the effective batch as a product, and how much less noisy a window's loss should be."""
+        self._steps = e.towers * e.accumulation_steps
+        if self.one_update is not None:
+            self.one_update.towers = e.towers
         factors = [e.towers] * (e.towers > 1) + [e.accumulation_steps, e.microbatch_size]
         product = " × ".join(str(factor) for factor in factors)
         averaged = "k" if e.towers == 1 else "(T k)"
@@ -155,7 +163,7 @@ class Panel:
 
     def picture(self) -> bytes:
         """All views as they are shown now, side by side, as one PNG image."""
-        images = [Image.open(io.BytesIO(view.png)) for view in self._views.values()]
+        images = [Image.open(io.BytesIO(view.png)) for view in self.views.values()]
         columns = max(1, min(3, len(images)))
         width = max((image.width for image in images), default=1)
         height = max((image.height for image in images), default=1)
@@ -173,6 +181,8 @@ class Panel:
         compare = [] if "against" in hide else [self.against, widgets.HTML(KEEPS_THE_RUN)]
         compare += [] if "rerun" in hide else [self.rerun]
         grid = {"grid_template_columns": "repeat(auto-fill, minmax(max(290px, 30%), 1fr))", "grid_gap": "3px"}
+        cells = [] if self.one_update is None else [self.one_update]
+        cells += [widgets.VBox([self._images[name], self._descriptions[name]]) for name in self.shown]
         lines = [
             widgets.HTML(_CSS),
             _script(_KEYS),
@@ -183,9 +193,7 @@ class Panel:
             self._status_line,
             self._narration_line,
             self._listing,
-            widgets.GridBox(
-                [widgets.VBox([self._images[name], self._descriptions[name]]) for name in self.shown], layout=grid
-            ),
+            widgets.GridBox(cells, layout=grid),
             *([] if "pins" in hide else [pins]),
         ]
         return widgets.VBox(lines, layout={"overflow": "hidden"}).add_class("gradlab-lab")

@@ -62,7 +62,7 @@ class Publisher:
 
         Args:
             shown: what to draw.
-            name: the view, one of `views.VIEWS`.
+            name: the view, one of `views.PICTURES`.
             run: the run it belongs to. None: it belongs to no run and is always shown.
         """
         png, description = views.picture(name, shown)
@@ -120,7 +120,7 @@ class Publisher:
         for name in self._panel.shown:
             pause = PLOT_SECONDS.get(name, OTHER_PLOT_SECONDS)
             due = over or time.monotonic() - painted.get(name, 0.0) > pause or (news and name == "losses")
-            if not due or name == "toy" or run is not self._runner.current:  # the toy follows the controls, not the run
+            if not due or run is not self._runner.current:
                 continue
             if self._closed:
                 return

@@ -8,6 +8,8 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+import ipywidgets
+
 from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.experiments.result import Result
 from gradlab.lab.widget import controls, pins, presets, views
@@ -52,6 +54,10 @@ class Session:
         self.controls = controls.build(experiment, self._control_changed, hide, lock)
         self.pins = pins.Pins(self.repaint)
         self.panel = Panel(self.controls.view, self.pins.view, rerun, against, hide)
+        if (view := self.panel.one_update) is not None:
+            steps = self.controls.widgets["accumulation_steps"]
+            view.accumulation_steps = steps.value
+            ipywidgets.jslink((steps, "value"), (view, "accumulation_steps"))
         self._publisher = Publisher(self.panel, self.runner, self._shown)
         self._show_experiment()
         self.say("press Run, or change a control")
@@ -135,6 +141,8 @@ class Session:
             self.panel.progress.value = 0
             self.panel.narrate("")
             self.say("press Run, or change a control")
+            if self.panel.one_update is not None:
+                self.panel.one_update.reset()
         self._show_experiment()
         self.repaint()
 
@@ -181,8 +189,6 @@ class Session:
         if self.panel.rerun.value:
             self.runner.stop()  # at once: the old run would compete with what follows for the processor
         self._show_experiment()
-        if "toy" in self.panel.shown:
-            self._publisher.paint(self._shown(None), "toy")  # the fastest answer comes first
         if self.panel.rerun.value:
             self.start(delay=DRAG_SECONDS)
         else:

@@ -1,4 +1,6 @@
-"""A toy problem that is drawn at once: noisy gradient descent on a two-dimensional quadratic, in NumPy alone.
+"""A toy problem that answers at once: noisy gradient descent on a two-dimensional quadratic, in NumPy alone.
+
+The browser repeats its arithmetic (one_update.js); here it is drawn for pages without widgets.
 
 The loss is L(w) = (h1 w1^2 + h2 w2^2) / 2. The gradient of a micro-batch is the true gradient h w plus noise of
 standard deviation s in each direction. A window averages k of them, so its noise has standard deviation s / sqrt(k).
@@ -10,7 +12,9 @@ stationary when v = (1 - r h)^2 v + r^2 s^2 / k, which gives
 This mean loss is the noise floor. Doubling k halves it; halving the learning rate nearly halves it.
 """
 
+import functools
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +30,13 @@ from gradlab.lab.figures.style import FAINT, STYLES
 
 CURVATURE = np.array([0.4, 1.6])  # h: the valley is steeper in one direction
 START = np.array([-4.0, 2.2])
+LEARNING_RATE = 0.3
+NOISE = 2.0  # s
 UPDATES = 60
+LOOKED_AT = 2  # the update whose gradients are drawn at first
+MOST = 100  # micro-batches of a window
+UNIT = 2.0**-12  # The noise is a whole number of these, so that two bytes carry it to the browser exactly.
+SIZE = (3.8, 2.9)  # inches of 100 pixels
 
 
 @dataclass(frozen=True)
@@ -53,7 +63,7 @@ class Descent:
         return self.gradients.mean(axis=0)
 
 
-def noise_floor(accumulation_steps: int, learning_rate: float = 0.3, noise: float = 2.0) -> float:
+def noise_floor(accumulation_steps: int, learning_rate: float = LEARNING_RATE, noise: float = NOISE) -> float:
     """The stationary mean loss of the descent, in closed form.
 
     Args:
@@ -68,26 +78,40 @@ def noise_floor(accumulation_steps: int, learning_rate: float = 0.3, noise: floa
     return float((learning_rate * noise**2 / (2 * accumulation_steps * (2 - learning_rate * CURVATURE))).sum())
 
 
+def draws(updates: int = UPDATES, seed: int = 0) -> np.ndarray:
+    """The noise of each micro-batch, standard normal, in units of `UNIT`: int16, shape (updates, MOST, 2)."""
+    return np.rint(np.random.default_rng(seed).normal(size=[updates, MOST, 2]) / UNIT).astype(np.int16)
+
+
 def descend(
-    accumulation_steps: int, learning_rate: float = 0.3, noise: float = 2.0, updates: int = UPDATES, seed: int = 0
+    accumulation_steps: int,
+    learning_rate: float = LEARNING_RATE,
+    noise: float = NOISE,
+    updates: int = UPDATES,
+    seed: int = 0,
+    start: Sequence[float] | np.ndarray = START,
 ) -> Descent:
     """Descend with windows of noisy gradients.
 
     Args:
-        accumulation_steps: k, the micro-batches of a window.
+        accumulation_steps: k, the micro-batches of a window, at most `MOST`. A larger window has the micro-batches of a
+            smaller one, and more.
         learning_rate: the learning rate, below 1.25. From there on the steep direction diverges.
         noise: the standard deviation of a micro-batch's gradient in each direction.
         updates: the number of updates.
         seed: the seed of the noise. The same seed gives the same noise, whatever the learning rate.
+        start: the weights to start with, shape (2,).
 
     Raises:
         ValueError: an argument is not allowed.
     """
     _check(accumulation_steps, learning_rate, noise)
+    if accumulation_steps > MOST:
+        raise ValueError(f"accumulation_steps must be at most {MOST} in the toy. Received: {accumulation_steps}")
     _checks.positive_integer("updates", updates)
     _checks.natural_number("seed", seed)
-    drawn = noise * np.random.default_rng(seed).normal(size=[updates, accumulation_steps, 2])
-    points, looked_at = [START], min(2, updates - 1)
+    drawn = noise * UNIT * draws(updates, seed)[:, :accumulation_steps]
+    points, looked_at = [np.asarray(start, float)], min(LOOKED_AT, updates - 1)
     for each in drawn:
         points.append(points[-1] - learning_rate * (CURVATURE * points[-1] + each.mean(axis=0)))
     path = np.array(points)
@@ -114,7 +138,7 @@ class Scene:
         losses: the axes with the loss.
     """
 
-    def __init__(self, size: tuple[float, float] = (4.2, 3.0)):
+    def __init__(self, size: tuple[float, float] = SIZE):
         self._drawing = threading.Lock()
         self.figure = Figure(figsize=size, dpi=100)
         self.valley, self.losses = self.figure.subplots(1, 2, width_ratios=(3, 2), gridspec_kw={"wspace": 0.34})
@@ -131,6 +155,12 @@ class Scene:
                 artist.axes.draw_artist(artist)
                 artist.remove()
             return style.pixels_to_png(self._canvas.buffer_rgba(), compression=1), describe(descent)
+
+
+@functools.cache
+def scene() -> Scene:
+    """The scene that all labs share."""
+    return Scene()
 
 
 def describe(descent: Descent) -> str:

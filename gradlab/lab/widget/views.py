@@ -1,6 +1,5 @@
 """The live views of the lab: small figures of the current run, together with the pinned runs."""
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -13,10 +12,9 @@ from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.experiments.result import Result
 from gradlab.lab.figures import curves, plots
 from gradlab.lab.figures.style import FAINT, GREY, STYLES, against_k, plain_numbers, to_png
-from gradlab.lab.widget import toy
+from gradlab.lab.widget.toy import SIZE
 from gradlab.measure.memory import MEBIBYTE
 
-SIZE = (3.8, 2.9)  # inches of 100 pixels
 POINT_UPDATES = 8  # a run needs this many updates for a point in the views against k
 
 
@@ -187,19 +185,11 @@ def picture(name: str, shown: Shown) -> tuple[bytes, str]:
     """A view as a PNG image, and its text alternative.
 
     Args:
-        name: one of `VIEWS`.
+        name: one of `PICTURES`.
         shown: what to draw.
     """
-    if name == "toy":
-        steps = shown.experiment.accumulation_steps * shown.experiment.towers
-        return _scene().picture(toy.descend(min(steps, 200)))
     figure = _FIGURES[name](shown)
     return to_png(figure, compression=1), str(figure.get_label())
-
-
-@functools.cache
-def _scene() -> toy.Scene:
-    return toy.Scene(SIZE)
 
 
 _FIGURES: dict[str, Callable[[Shown], Figure]] = {
@@ -209,7 +199,8 @@ _FIGURES: dict[str, Callable[[Shown], Figure]] = {
     "scale": scale,
     "cost": cost,
 }
-VIEWS = (*_FIGURES, "toy")
+PICTURES = tuple(_FIGURES)
+VIEWS = ("toy", *PICTURES)  # the browser draws the toy
 
 
 def _panel(title: str) -> tuple[Figure, Axes]:

@@ -1,0 +1,164 @@
+"""The view of one update in a real Chromium: its arithmetic beside that of toy.py, and what a hand does with it."""
+
+import json
+import statistics
+
+import numpy as np
+import pytest
+from lab_page import SCREENSHOTS, Lab, close, run_notebook, set_setting, until
+from paths import ROOT
+
+from gradlab.lab.widget import toy
+from gradlab.lab.widget.one_update import OneUpdate
+
+pytestmark = pytest.mark.browser
+
+MODULE = ROOT / "gradlab" / "lab" / "widget" / "one_update.js"
+# Loads the module as anywidget does, and computes descents from what Python sends.
+COMPUTE = """async ([source, constants, noise, cases]) => {
+    const module = await import(URL.createObjectURL(new Blob([source], {type: "text/javascript"})));
+    const toy = {...constants, noise: new Int16Array(noise)};
+    return cases.map(([start, k]) => {
+        const descent = module.descend(toy, start, k);
+        const gradients = module.gradients(toy, descent.path[2], 2, k);
+        return {...descent, gradients, words: module.describe(toy, start, k, 2)};
+    });
+}"""
+STEPS = """async ([source, k, updates, times]) => {
+    const module = await import(URL.createObjectURL(new Blob([source], {type: "text/javascript"})));
+    const seen = [{update: 0, added: 0}];
+    for (let i = 0; i < times; i++) seen.push(module.next(seen[i], k, updates));
+    return seen.map((each) => [each.update, each.added]);
+}"""
+
+
+@pytest.fixture
+def blank(browser):
+    page = browser.new_page()
+    yield page
+    page.close()
+
+
+@pytest.fixture
+def view(page, lab):
+    """The view of the first lab of notebook 00, with k = 5."""
+    found = lab.root.locator(".gradlab-view-toy")
+    found.scroll_into_view_if_needed()
+    return found
+
+
+def test_the_page_computes_what_python_computes(blank):
+    sent = OneUpdate()
+    cases = [[list(start), k] for k in (1, 2, 5, 20, 100) for start in (toy.START.tolist(), [5.5, -4.5], [0.0, 0.0])]
+    noise = np.frombuffer(sent.noise, "<i2").tolist()
+    found = blank.evaluate(COMPUTE, [MODULE.read_text(), sent.constants, noise, cases])
+    for (start, k), seen in zip(cases, found):
+        expected = toy.descend(k, start=start)
+        for name in ("path", "losses", "gradients"):
+            np.testing.assert_allclose(seen[name], getattr(expected, name), rtol=0, atol=1e-12)
+        assert seen["floor"] == pytest.approx(expected.floor, abs=1e-15)
+        assert seen["words"] == toy.describe(expected)
+
+
+def test_a_step_adds_a_micro_batch_and_the_last_one_is_followed_by_the_update(blank):
+    seen = blank.evaluate(STEPS, [MODULE.read_text(), 2, 2, 6])
+    assert seen == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2], [0, 0]]
+
+
+def state(view) -> dict:
+    return json.loads(view.evaluate("(view) => JSON.stringify(view.dataset)"))
+
+
+def drawn(view) -> list[int]:
+    """The numbers of the canvas' pixels, and of those that are not transparent."""
+    return view.locator("canvas").evaluate(
+        """(canvas) => {
+            const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+            return [canvas.width * canvas.height, data.filter((value, i) => i % 4 === 3 && value).length];
+        }"""
+    )
+
+
+def test_it_follows_the_slider_in_the_page(page, lab, view):
+    assert state(view)["steps"] == "5" and drawn(view)[1] > 2000
+    page.evaluate(
+        """() => {
+            const view = document.querySelector(".gradlab-view-toy");
+            const seen = window.gradlabSeen = {keys: [], views: []};
+            document.addEventListener("keydown", () => seen.keys.push(performance.now()), true);
+            new MutationObserver(() => seen.views.push([performance.now(), view.dataset.steps]))
+                .observe(view, {attributes: true, attributeFilter: ["data-steps"]});
+        }"""
+    )
+    slider = lab.control("accumulation_steps")
+    slider.focus()
+    for steps in range(6, 13):
+        slider.press("ArrowRight")
+        until(lambda steps=steps: state(view)["steps"] == str(steps))
+    seen = page.evaluate("window.gradlabSeen")
+    answers = [next(at for at, k in seen["views"] if k == str(6 + i)) - key for i, key in enumerate(seen["keys"][-7:])]
+    print(f"from key to the drawn view: median of 7, {statistics.median(answers):.0f} ms")
+    words = view.locator(".gradlab-words-toy")
+    assert words.inner_text() == toy.describe(toy.descend(12))
+
+
+def test_step_play_and_keys(page, lab, view):
+    step, play, canvas = (view.locator(name) for name in (".gradlab-toy-step", ".gradlab-toy-play", "canvas"))
+    step.press("Enter")
+    until(lambda: view.locator(".gradlab-added").inner_text() == "applied")
+    step.press("Enter")
+    until(lambda: view.locator(".gradlab-added").inner_text() == "1 of 5 added")
+    assert (state(view)["updates"], state(view)["added"]) == ("3", "1")
+    page.screenshot(path=SCREENSHOTS / "one_update_step.png")
+    play.press("Enter")
+    until(lambda: int(state(view)["updates"]) > 3)
+    play.press("Enter")
+    assert play.inner_text() == "Play"
+
+    assert state(view)["start"] == "-4.00,2.20"
+    for key, start in (("ArrowUp", "-4.00,2.45"), ("ArrowRight", "-3.75,2.45")):
+        canvas.press(key)
+        until(lambda start=start: state(view)["start"] == start, lambda: str(state(view)))
+    assert canvas.evaluate("(canvas) => canvas === document.activeElement")
+    words = view.locator(".gradlab-words-toy").inner_text()
+    lab.press("reset")
+    until(lambda: state(view)["start"] == "-4.00,2.20" and state(view)["added"] == "5", lambda: str(state(view)))
+    until(lambda: view.locator(".gradlab-words-toy").inner_text() == toy.describe(toy.descend(5)) != words)
+
+
+def test_the_starting_point_is_dragged(page, lab, view):
+    canvas = view.locator("canvas")
+    canvas.scroll_into_view_if_needed()
+    frame = canvas.bounding_box()
+    place = """(canvas, point) => {
+        const scale = Math.min(canvas.clientWidth / 12, 0.74 * canvas.clientHeight / 9);
+        return [canvas.clientWidth / 2 + (point[0] + 0.5) * scale, 0.37 * canvas.clientHeight - point[1] * scale];
+    }"""
+    [x, y], [to_x, to_y] = (canvas.evaluate(place, point) for point in (toy.START.tolist(), [2.0, -1.0]))
+    page.mouse.move(frame["x"] + to_x, frame["y"] + to_y)
+    page.mouse.down()  # not at the ring
+    page.mouse.move(frame["x"] + x, frame["y"] + y)
+    page.mouse.up()
+    assert state(view)["start"] == "-4.00,2.20"
+    page.mouse.down()
+    page.mouse.move(frame["x"] + to_x, frame["y"] + to_y, steps=4)
+    page.mouse.up()
+    until(lambda: state(view)["start"] != "-4.00,2.20")
+    assert [float(weight) for weight in state(view)["start"].split(",")] == pytest.approx([2, -1], abs=0.1)
+    assert view.locator(".gradlab-words-toy").inner_text() != toy.describe(toy.descend(5))
+
+
+@pytest.mark.parametrize("ratio", [1, 2])
+def test_it_is_crisp_at_any_pixel_ratio_and_dark_in_the_dark_theme(browser, whole_notebooks, ratio):
+    theme = "JupyterLab Dark" if ratio == 2 else "JupyterLab Light"
+    set_setting(whole_notebooks, "apputils-extension:themes", theme=theme)
+    page = run_notebook(browser, whole_notebooks, "toy.ipynb", "the kernel is free", scale=ratio)
+    page.locator(f"body[data-jp-theme-light={'false' if ratio == 2 else 'true'}]").wait_for(state="attached")
+    view = Lab(page).root.locator(".gradlab-view-toy")
+    until(lambda: drawn(view)[1] > 2000)
+    sizes = view.locator("canvas").evaluate("(c) => [c.width / c.clientWidth, c.height / c.clientHeight]")
+    assert sizes == pytest.approx([ratio, ratio], rel=0.02)
+    color = view.evaluate("(view) => getComputedStyle(view).color")
+    assert (min(int(part) for part in color[color.index("(") + 1 : -1].split(",")[:3]) > 150) == (ratio == 2)
+    view.screenshot(path=SCREENSHOTS / f"one_update_{ratio}.png")
+    close(page)
