@@ -49,7 +49,7 @@ def test_a_slider_reruns_and_answers_at_once(page, lab):
         slider.press("ArrowRight")
         until(lambda steps=steps: f"now: k = {steps}, b = 20: from" in lab.words("losses"))
     assert lab.pixels("losses") != before
-    assert "12 × 20 = 240" in lab.text("batch") and "0.29" in lab.text("batch")
+    assert "12 × 20 = 240" in lab.text("batch") and "÷ 3.5" in lab.text("batch")
     watch = page.evaluate("window.gradlabWatch")
     first, toy, point = [], [], []
     for number, key in enumerate(watch["keys"][-7:]):
@@ -264,6 +264,29 @@ def test_keys_stay_in_the_lab(page, small):
         assert control.evaluate("(control) => control === document.activeElement"), name
 
 
+def test_the_lab_is_on_one_screen_of_a_laptop_with_the_file_browser(browser, whole_notebooks):
+    """848 pixels are left for it, and more than 600 below the notebook's toolbar."""
+    size = {"width": 1280, "height": 800}
+    page = run_notebook(browser, whole_notebooks, "toy.ipynb", "the kernel is free", size)
+    if not page.locator(".jp-DirListing:visible").count():
+        page.keyboard.press("Control+b")
+    lab = Lab(page)
+    lab.press("run")
+    lab.wait_for("finished")
+
+    def box():
+        return lab.root.bounding_box()
+
+    until(lambda: 840 < box()["width"] <= 848, lambda: str(box()))
+    assert box()["height"] <= 600
+    lab.press("pin")
+    until(lambda: lab.root.locator(".gradlab-pins input").count() == 1)
+    page.screenshot(path=SCREENSHOTS / "lab_one_screen.png")
+    for text in lab.root.locator("button:visible, .gradlab-added").all():
+        assert text.evaluate("(each) => each.scrollWidth <= each.clientWidth + 1"), text.inner_text()
+    close(page)
+
+
 def test_focus_is_seen(page):
     small = Lab(page, ".small")
     for name in ("run", "pause", "stop"):
@@ -277,19 +300,20 @@ def test_focus_is_seen(page):
 def test_nothing_is_cut_off(page, small, width):
     small.press("run")
     small.wait_for("finished")
+    small.control("method")  # with everything shown
     page.set_viewport_size({"width": width, "height": 1300})
     until(lambda: small.root.bounding_box()["width"] < width)
 
     def cut_off() -> list:
         frame = small.root.bounding_box()
         left, right = frame["x"] - 1, frame["x"] + frame["width"] + 1
-        parts = small.root.locator("img, button, .widget-inline-hbox, .gradlab-batch").all()
+        parts = small.root.locator("img, canvas, button, .widget-inline-hbox, .gradlab-batch").all()
         boxes = [box for box in (part.bounding_box() for part in parts) if box and box["width"]]
         assert len(boxes) > 20
         return [box for box in boxes if box["x"] < left or box["x"] + box["width"] > right]
 
     until(lambda: not cut_off(), cut_off, seconds=30)  # the layout follows the page's width with a delay
-    for name in ("accumulation_steps", "learning_rate", "against"):
+    for name in ("accumulation_steps", "learning_rate", "seeds", "against"):
         label = small.root.locator(f".gradlab-{name} label").first
         assert label.evaluate("(each) => each.scrollWidth <= each.clientWidth"), name
     page.screenshot(path=SCREENSHOTS / f"lab_width_{width}.png")

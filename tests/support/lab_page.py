@@ -157,12 +157,22 @@ class Lab:
         return self.root.locator(f".gradlab-words-{view}").inner_text()
 
     def control(self, name: str):
-        return self.root.locator(f".gradlab-{name}").locator("[role=slider], select, input").first
+        return self.seen(self.root.locator(f".gradlab-{name}").locator("[role=slider], select, input").first)
+
+    def seen(self, target):
+        """A part of the lab, after opening what it may wait behind."""
+        target.wait_for(state="attached")
+        if not target.is_visible():
+            more = self.root.locator("button.gradlab-more")
+            more.focus()
+            more.press("Enter")
+            target.wait_for()
+        return target
 
     def press(self, name: str, key: str = "Enter") -> None:
         """Press a key on a button or a control: nothing here uses the mouse."""
         button = self.root.locator(f"button.gradlab-{name}")
-        target = button if button.count() else self.control(name)
+        target = self.seen(button) if button.count() else self.control(name)
         target.focus()
         target.press(key)
 

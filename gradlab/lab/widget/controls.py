@@ -27,12 +27,10 @@ TOOLTIPS = {
     "budget": "Length of a run, in the unit of the control before this one.",
 }
 
-_NOTE = '<span style="opacity: 0.65; font-size: 11px">{}</span>'
-RESTARTS_THE_RUN = _NOTE.format("restarts the run")
-KEEPS_THE_RUN = _NOTE.format("does not restart the run")
+MAIN = ("accumulation_steps", "microbatch_size", "learning_rate")  # those on top; the others wait behind a button
 _LABELS = {
-    "accumulation_steps": "accumulation_steps k",
-    "microbatch_size": "microbatch_size b",
+    "accumulation_steps": "k micro-batches",
+    "microbatch_size": "b examples",
     "learning_rate": "learning rate",
     "towers": "towers T",
     "budget_kind": "budget in",
@@ -45,11 +43,13 @@ class Controls:
 
     Attributes:
         widgets: the widgets by name, each with the CSS class "gradlab-" followed by its name.
-        view: those that are not hidden, with their notes, in one box.
+        main: those that are always shown, without hidden ones.
+        others: all others, without hidden ones.
     """
 
     widgets: dict[str, ipywidgets.ValueWidget]
-    view: ipywidgets.Widget
+    main: list[ipywidgets.Widget]
+    others: list[ipywidgets.Widget]
 
     def read(self, experiment: Experiment, first_seed: int) -> Experiment:
         """The experiment that the controls describe. Towers count only for methods that use them.
@@ -90,17 +90,14 @@ def build(
         lock: the names of the controls that cannot be changed.
     """
     made, values = _widgets(experiment), _values(experiment)
-    rows = []
     for name, widget in made.items():
         widget.value = values[name]
         widget.description = _LABELS.get(name, name)
-        widget.tooltip = TOOLTIPS[name]
-        widget.style = {"description_width": "160px"}
-        widget.layout = {"width": "370px"}
+        widget.tooltip = f"{TOOLTIPS[name]} A change restarts the run."
+        widget.style = {"description_width": "initial" if name in MAIN else "70px"}
+        widget.layout = {"width": "auto"}
         widget.disabled = name in lock
         widget.add_class(f"gradlab-{name}")
-        if name not in hide:
-            rows.append(ipywidgets.HBox([widget, ipywidgets.HTML(RESTARTS_THE_RUN)], layout={"align_items": "center"}))
 
     def enable_towers(change=None):
         """Enable the towers only for methods that use them, and only if there are several devices."""
@@ -116,7 +113,16 @@ def build(
     enable_towers()
     for widget in made.values():
         widget.observe(lambda change: changed(), names="value")
-    return Controls(made, ipywidgets.Box(rows, layout={"flex_flow": "row wrap"}))
+    shown = {name: widget for name, widget in made.items() if name not in hide}
+    main = [widget for name, widget in shown.items() if name in MAIN]
+    return Controls(made, main, [widget for name, widget in shown.items() if name not in MAIN])
+
+
+def summary(e: Experiment) -> str:
+    """What the controls behind the button say, in a few words: "dense · mnist · adam · 5 seeds · 300 updates"."""
+    kind = next(kind for kind in BUDGETS if getattr(e, kind) is not None)
+    seeds = len(e.seed_numbers)
+    return f"{e.model} · {e.dataset} · {e.optimizer} · {seeds} seed{'s' * (seeds > 1)} · {getattr(e, kind):g} {kind}"
 
 
 def _widgets(e: Experiment) -> dict[str, ipywidgets.ValueWidget]:

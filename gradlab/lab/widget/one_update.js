@@ -165,7 +165,8 @@ function drawLosses(context, box, toy, state, colors) {
     return box.top + (1 - Math.min(1, share)) * box.height;
   };
   Object.assign(context, { fillStyle: colors.soft, font: colors.font, textBaseline: "middle", textAlign: "right" });
-  for (const [value, label] of [[0.01, "0.01"], [0.1, "0.1"], [1, "1"], [10, "10"]]) {
+  const ticks = [[0.1, "0.1"], [10, "10"], [0.01, "0.01"], [1, "1"]];
+  for (const [value, label] of ticks.slice(0, box.height < 50 ? 2 : 4)) {
     line(context, [[box.left, y(value)], [box.width - 6, y(value)]], colors.faint, 0.6);
     context.fillText(label, box.left - 5, y(value));
   }
@@ -206,7 +207,7 @@ const HTML = `
   </div>
   <canvas tabindex="0" role="application"
     aria-label="One update of the toy. The arrow keys move the starting point."></canvas>
-  <div class="gradlab-key">light arrows: micro-batches; thick: their mean; dashed: noise floor; the ring is the start: drag it</div>
+  <div class="gradlab-key">thick: mean · dashed: noise floor · drag the ring</div>
   <span class="gradlab-words-toy" aria-live="polite"></span>`;
 
 function render({ model, el }) {

@@ -10,7 +10,7 @@ from PIL import Image
 
 from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.figures.plots import X_AXES
-from gradlab.lab.widget.controls import KEEPS_THE_RUN
+from gradlab.lab.widget.controls import Controls, summary
 from gradlab.lab.widget.live_run import Status
 from gradlab.lab.widget.one_update import OneUpdate
 from gradlab.lab.widget.views import PICTURES, VIEWS
@@ -18,18 +18,19 @@ from gradlab.lab.widget.views import PICTURES, VIEWS
 # name: label, icon, tooltip
 BUTTONS = {
     "run": ("Run", "play", "Train from the beginning."),
-    "stop": ("Stop", "stop", "Stop the run within one micro-batch. The plots stay."),
-    "step_microbatch": ("Step: micro-batch", "step-forward", "Pause, and show one more micro-batch."),
-    "step_update": ("Step: update", "fast-forward", "Pause, and show the rest of the window and its update."),
-    "reset": ("Reset", "undo", "Restore the initial controls and clear the plots. Pinned runs stay."),
+    "stop": ("", "stop", "Stop the run within one micro-batch. The plots stay."),
+    "step_microbatch": ("micro-batch", "step-forward", "Pause, and show one more micro-batch."),
+    "step_update": ("update", "fast-forward", "Pause, and show the rest of the window and its update."),
+    "reset": ("", "undo", "Restore the initial controls and clear the plots. Pinned runs stay."),
     "pin": ("Pin", "thumb-tack", "Keep this run in the plots and in the table, for comparison."),
     "csv": ("CSV", "download", "Write this run and the pinned runs to a CSV file next to the notebook."),
     "png": ("PNG", "image", "Write the views to a PNG file next to the notebook."),
 }
 SWITCHES = {
-    "pause": ("Pause", "pause", "Pause the run before its next update, or resume it."),
+    "pause": ("", "pause", "Pause the run before its next update, or resume it."),
     "slow": ("Slow", "hourglass-half", "Slow motion: describe each micro-batch and each update as it is computed."),
     "code": ("Show code", "code", "Show the Python code that repeats this run."),
+    "more": ("", "sliders", "Model, data, optimizer, method, seeds, length, export and code."),
 }
 OTHERS = ("rerun", "against", "pins")
 NAMES = (*BUTTONS, *SWITCHES, *OTHERS, *VIEWS)  # everything that can be hidden, besides the controls
@@ -38,6 +39,7 @@ _HIDDEN = "position: absolute; width: 1px; height: 1px; overflow: hidden; clip-p
 _CSS = """<style>
 .gradlab-lab :focus-visible { outline: 2px solid #0072B2; outline-offset: 1px; }
 .gradlab-view { background: white; border-radius: 4px; padding: 2px; box-sizing: border-box; }
+.gradlab-lab .widget-readout { min-width: 48px; max-width: 60px; }
 .gradlab-lab .widget-html-content { line-height: 1.5; }
 </style>"""
 # In JupyterLab's command mode, plain keys act on cells: the arrow keys leave the lab, and d d deletes its cell.
@@ -69,7 +71,7 @@ class Panel:
     """The widgets of the page. Each carries the CSS class "gradlab-" followed by its name.
 
     Args:
-        controls: the box of controls, which comes first.
+        controls: the controls, of which a few come first and the others wait behind the switch "more".
         pins: the table of pinned runs, which comes last.
         rerun: whether the checkbox "rerun" is ticked.
         against: the choice in the list "accuracy against".
@@ -86,13 +88,12 @@ class Panel:
         view: all widgets in one box.
     """
 
-    def __init__(
-        self, controls: widgets.Widget, pins: widgets.Widget, rerun: bool, against: str, hide: Collection[str]
-    ):
+    def __init__(self, controls: Controls, pins: widgets.Widget, rerun: bool, against: str, hide: Collection[str]):
         self.buttons = {name: _named(name, widgets.Button, *look) for name, look in BUTTONS.items()}
         self.switches = {name: _named(name, widgets.ToggleButton, *look) for name, look in SWITCHES.items()}
         self.rerun, self.against = _rerun_box(rerun), _against_list(against)
-        self.progress = widgets.FloatProgress(min=0, max=1, layout={"width": "200px"}).add_class("gradlab-progress")
+        self.progress = widgets.FloatProgress(min=0, max=1, layout={"width": "120px"}).add_class("gradlab-progress")
+        self._drawer = widgets.VBox(layout={"display": "none"}).add_class("gradlab-drawer")
         self._batch, self._status_line, self._narration_line, self._listing = (
             widgets.HTML().add_class(f"gradlab-{name}") for name in ("batch", "status", "narration", "listing")
         )
@@ -129,19 +130,20 @@ class Panel:
         sentence = html.escape(status.sentence)
         self._status_line.value = f'<div role="status"><b>{status.state}</b>: {sentence}{folded}</div>'
 
+    def show_more(self, shown: bool) -> None:
+        """Show or hide what waits behind the switch "more"."""
+        self._drawer.layout.display = "flex" if shown else "none"
+
     def show_batch(self, e: Experiment) -> None:
-        """Show the effective batch as a product, and how much less noisy a window's loss should be."""
+        """Show the effective batch as a product, how much less noisy a window's loss should be, and what is chosen."""
         self._steps = e.towers * e.accumulation_steps
         if self.one_update is not None:
             self.one_update.towers = e.towers
         factors = [e.towers] * (e.towers > 1) + [e.accumulation_steps, e.microbatch_size]
         product = " × ".join(str(factor) for factor in factors)
-        averaged = "k" if e.towers == 1 else "(T k)"
-        noise = (e.towers * e.accumulation_steps) ** -0.5
-        self._batch.value = (
-            f"effective batch {product} = <b>{e.effective_batch}</b> examples per update; expected noise of a "
-            f"window's loss: 1/√{averaged} = <b>{noise:.2f}</b> times that of a micro-batch's loss"
-        )
+        noise = f" · noise of the loss ÷ <b>{self._steps**0.5:.1f}</b>" if self._steps > 1 else ""
+        self._batch.value = f"{product} = <b>{e.effective_batch}</b> examples an update{noise}"
+        self.switches["more"].description = summary(e)
 
     def narrate(self, sentence: str) -> None:
         """Show a sentence of slow motion or of a step; "" clears it."""
@@ -174,26 +176,30 @@ class Panel:
         sheet.save(content, "PNG")
         return content.getvalue()
 
-    def _layout(self, controls: widgets.Widget, pins: widgets.Widget, hide: Collection[str]) -> widgets.Widget:
-        def row(*names: str) -> widgets.Widget:
-            return _wrapping_row([(self.buttons | self.switches)[name] for name in names if name not in hide])
+    def _layout(self, controls: Controls, pins: widgets.Widget, hide: Collection[str]) -> widgets.Widget:
+        def named(*names: str) -> list:
+            return [(self.buttons | self.switches)[name] for name in names if name not in hide]
 
-        compare = [] if "against" in hide else [self.against, widgets.HTML(KEEPS_THE_RUN)]
+        compare = [] if "against" in hide else [self.against]
         compare += [] if "rerun" in hide else [self.rerun]
-        grid = {"grid_template_columns": "repeat(auto-fill, minmax(max(290px, 30%), 1fr))", "grid_gap": "3px"}
+        self._drawer.children = [
+            _grid(controls.others, "205px"),
+            _wrapping_row([*compare, *named("slow", "csv", "png", "code")]),
+        ]
         cells = [] if self.one_update is None else [self.one_update]
         cells += [widgets.VBox([self._images[name], self._descriptions[name]]) for name in self.shown]
+        main = named("run", "pause", "step_microbatch", "step_update", "stop", "pin", "reset", "more")
         lines = [
             widgets.HTML(_CSS),
             _script(_KEYS),
-            controls,
+            _grid(controls.main, "230px"),
+            _wrapping_row(main),
+            self._drawer,
             self._batch,
-            row("run", "pause", "step_microbatch", "step_update", "slow", "stop", "reset"),
-            _wrapping_row([self.progress, *compare, row("pin", "csv", "png", "code")]),
-            self._status_line,
             self._narration_line,
             self._listing,
-            widgets.GridBox(cells, layout=grid),
+            _grid(cells, "max(260px, 30%)"),
+            _wrapping_row([self.progress, self._status_line]),
             *([] if "pins" in hide else [pins]),
         ]
         return widgets.VBox(lines, layout={"overflow": "hidden"}).add_class("gradlab-lab")
@@ -213,16 +219,22 @@ def _rerun_box(rerun: bool) -> widgets.Widget:
 
 def _against_list(against: str) -> widgets.Widget:
     made = widgets.Dropdown(
-        options=list(X_AXES), value=against, description="accuracy against", layout={"width": "240px"}
+        options=list(X_AXES), value=against, description="accuracy against", layout={"width": "230px"}
     )
-    made.style = {"description_width": "125px"}
-    made.tooltip = "The horizontal axis of the accuracy plot, the same for all runs."
+    made.style = {"description_width": "initial"}
+    made.tooltip = "The horizontal axis of the accuracy plot, the same for all runs. It does not restart the run."
     return made.add_class("gradlab-against")
 
 
 def _image(name: str) -> widgets.Widget:
     made = widgets.Image(format="png", layout={"width": "100%", "height": "auto", "margin": "0"})
     return made.add_class("gradlab-view").add_class(f"gradlab-view-{name}")
+
+
+def _grid(children: list, least: str) -> widgets.Widget:
+    """Children side by side, in columns of the same width, at least so wide."""
+    columns = f"repeat(auto-fill, minmax({least}, 1fr))"
+    return widgets.GridBox(children, layout={"grid_template_columns": columns, "grid_gap": "3px 6px"})
 
 
 def _wrapping_row(children: list) -> widgets.Widget:

@@ -14,7 +14,14 @@ from gradlab.lab.figures import curves
 
 COLUMNS = ("effective batch", "seeds", "updates", "test accuracy (%)", "noise of the loss (nats)", "ms per update")
 _CELL = '<span style="display: inline-block; width: {}px; white-space: nowrap">{}</span>'
-_WIDTHS = (120, 55, 70, 135, 185, 110)
+_HEADS = {
+    "effective batch": 115,
+    "seeds": 50,
+    "updates": 65,
+    "accuracy (%)": 105,
+    "noise (nats)": 95,
+    "ms": 50,
+}  # pixels
 
 
 class Pins:
@@ -30,7 +37,7 @@ class Pins:
     def __init__(self, changed: Callable[[], None]):
         self._changed = changed
         self._rows: list[tuple[widgets.Text, Result, widgets.Box]] = []
-        head = "".join(_CELL.format(width, f"<b>{name}</b>") for width, name in zip(_WIDTHS, COLUMNS))
+        head = "".join(_CELL.format(width, f"<b>{name}</b>") for name, width in _HEADS.items())
         self._head = widgets.HTML(_CELL.format(178, "<b>pinned run</b>") + head)
         self.view = widgets.VBox([], layout={"overflow": "auto"})
         self.view.add_class("gradlab-pins")
@@ -51,7 +58,7 @@ class Pins:
         text.observe(lambda change: self._changed(), names="value")
         button = widgets.Button(icon="trash", tooltip=f"Remove {name}.", layout={"width": "36px"})
         button.add_class("gradlab-remove")
-        cells = "".join(_CELL.format(width, html.escape(cell)) for width, cell in zip(_WIDTHS, summary(result)))
+        cells = "".join(_CELL.format(width, html.escape(cell)) for width, cell in zip(_HEADS.values(), summary(result)))
         row = widgets.HBox([text, widgets.HTML(cells), button])
         entry = (text, result, row)
         button.on_click(lambda _: self._remove(entry))

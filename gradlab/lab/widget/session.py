@@ -53,7 +53,7 @@ class Session:
         self.runner = Runner()
         self.controls = controls.build(experiment, self._control_changed, hide, lock)
         self.pins = pins.Pins(self.repaint)
-        self.panel = Panel(self.controls.view, self.pins.view, rerun, against, hide)
+        self.panel = Panel(self.controls, self.pins.view, rerun, against, hide)
         if (view := self.panel.one_update) is not None:
             steps = self.controls.widgets["accumulation_steps"]
             view.accumulation_steps = steps.value
@@ -75,6 +75,7 @@ class Session:
         panel.switches["pause"].observe(lambda change: self._change_pace(paused=change["new"]), names="value")
         panel.switches["slow"].observe(lambda change: self._change_pace(slow=change["new"]), names="value")
         panel.switches["code"].observe(lambda change: self._list_code(), names="value")
+        panel.switches["more"].observe(lambda change: panel.show_more(change["new"]), names="value")
         panel.against.observe(lambda change: self.repaint("accuracy"), names="value")
 
     @property

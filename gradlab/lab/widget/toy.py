@@ -36,7 +36,7 @@ UPDATES = 60
 LOOKED_AT = 2  # the update whose gradients are drawn at first
 MOST = 100  # micro-batches of a window
 UNIT = 2.0**-12  # The noise is a whole number of these, so that two bytes carry it to the browser exactly.
-SIZE = (3.8, 2.9)  # inches of 100 pixels
+SIZE, DOTS = (3.4, 2.6), 130  # of a picture: width and height in inches, pixels an inch
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Scene:
     The background is drawn once and kept. Drawing it again for each step of a slider would take several times as long.
 
     Args:
-        size: width and height in inches of 100 pixels.
+        size: width and height in inches.
 
     Attributes:
         figure: the figure. It holds the background; `picture` adds a descent only while it draws.
@@ -140,7 +140,7 @@ class Scene:
 
     def __init__(self, size: tuple[float, float] = SIZE):
         self._drawing = threading.Lock()
-        self.figure = Figure(figsize=size, dpi=100)
+        self.figure = Figure(figsize=size, dpi=DOTS)
         self.valley, self.losses = self.figure.subplots(1, 2, width_ratios=(3, 2), gridspec_kw={"wspace": 0.34})
         _draw_background(self.figure, self.valley, self.losses)
         self._canvas = FigureCanvasAgg(self.figure)
@@ -183,8 +183,8 @@ def _draw_background(figure: Figure, valley: Axes, losses: Axes) -> None:
     losses.set(xlabel="updates", yscale="log", ylim=(3e-3, 20), xlim=(-3, UPDATES + 3), xticks=[0, UPDATES])
     losses.set_yticks([0.01, 0.1, 1, 10], labels=["0.01", "0.1", "1", "10"])
     losses.yaxis.set_minor_locator(NullLocator())
-    valley.set_title("toy: gradients, their mean, path", fontsize=8, loc="left")
-    losses.set_title("loss, noise floor (--)", fontsize=8, loc="left")
+    valley.set_title("gradients, mean, path", fontsize=8, loc="left")
+    losses.set_title("loss, floor (--)", fontsize=8, loc="left")
     for axes in (valley, losses):
         axes.tick_params(labelsize=7)
         axes.xaxis.label.set_fontsize(8)

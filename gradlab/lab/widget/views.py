@@ -12,7 +12,7 @@ from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.experiments.result import Result
 from gradlab.lab.figures import curves, plots
 from gradlab.lab.figures.style import FAINT, GREY, STYLES, against_k, plain_numbers, to_png
-from gradlab.lab.widget.toy import SIZE
+from gradlab.lab.widget.toy import DOTS, SIZE
 from gradlab.measure.memory import MEBIBYTE
 
 POINT_UPDATES = 8  # a run needs this many updates for a point in the views against k
@@ -86,7 +86,7 @@ class Shown:
 
 def losses(shown: Shown) -> Figure:
     """The losses of the first seed's micro-batches as dots, and the windows' mean over seeds with its band."""
-    figure, axes = _panel("training loss: micro-batches, window means")
+    figure, axes = _panel("training loss (nats)")
     axes.set_xlim(0, shown.experiment.updates or None)
     words = []
     if shown.result is not None:
@@ -103,15 +103,15 @@ def losses(shown: Shown) -> Figure:
         start = max(np.nanmean(result.window_losses[:, 0]) for result, *_ in shown.series)
         axes.set_ylim(0, 1.25 * start if np.isfinite(start) else 3)
     axes.set_xlim(0, shown.experiment.updates or None)
-    axes.set_ylabel("loss (nats)")
+    axes.set_ylabel("")
     return _done(figure, axes, words)
 
 
 def accuracy(shown: Shown) -> Figure:
     """The test accuracy of all runs against updates, examples or seconds."""
-    figure, axes = _panel("test accuracy")
+    figure, axes = _panel("test accuracy (%)")
     words = plots.draw_accuracy(axes, shown.series, shown.against)
-    axes.set(xlabel=plots.X_AXES[shown.against], ylabel="test accuracy (%)")
+    axes.set(xlabel=plots.X_AXES[shown.against], ylabel="")
     measured = [100 * np.nanmin(r.accuracies) for r, *_ in shown.series if np.isfinite(r.accuracies).any()]
     axes.set_ylim(max(low for low in (0, 50, 80, 90) if low <= min(measured, default=0)), 100)
     axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
@@ -123,12 +123,12 @@ def noise(shown: Shown) -> Figure:
 
     Earlier runs are shown if their micro-batches are of the same size.
     """
-    figure, axes = _panel("noise of the window's loss against k")
+    figure, axes = _panel("noise of the window's loss (nats)")
     result = shown.result
     now = [Point.of(result)] if result is not None and min(result.updates) >= POINT_UPDATES else []
     alike = [p for p in shown.points if p.experiment.microbatch_size == shown.experiment.microbatch_size]
     words, k = [], np.array([1, 2, 5, 10, 20, 50])
-    axes.set(yscale="log", ylabel="standard deviation (nats)")
+    axes.set(yscale="log")
     against_k(axes, k)
     axes.set_xlim(0.85, max(60, shown.experiment.accumulation_steps))
     for points, style in ((alike, {"marker": "o", "mfc": "none", "color": GREY}), (now, {**STYLES[0], "ms": 8})):
@@ -146,10 +146,10 @@ def noise(shown: Shown) -> Figure:
 
 def scale(shown: Shown) -> Figure:
     """The gradient noise scale during training. Dotted: the effective batch."""
-    figure, axes = _panel("gradient noise scale; dotted: effective batch")
+    figure, axes = _panel("noise scale (examples); dotted: batch")
     series = [(r, name, style) for r, name, style in shown.series if r.losses.shape[2] > 1]
     words = plots.draw_noise_scale(axes, series, smoothing=0.95) if series else []
-    axes.set(xlabel="updates", ylabel="examples", yscale="log")
+    axes.set(xlabel="updates", ylabel="", yscale="log")
     axes.set_xlim(0, shown.experiment.updates or None)
     plain_numbers(axes)
     if shown.experiment.accumulation_steps * shown.experiment.towers == 1:
@@ -159,23 +159,23 @@ def scale(shown: Shown) -> Figure:
 
 def cost(shown: Shown) -> Figure:
     """The median time of an update and the peak memory of the process against k."""
-    figure = Figure(figsize=SIZE, dpi=100)
+    figure = Figure(figsize=SIZE, dpi=DOTS)
     axes = figure.subplots(2, 1, sharex=True)
-    figure.subplots_adjust(left=0.16, right=0.97, bottom=0.15, top=0.91, hspace=0.12)
+    figure.subplots_adjust(left=0.18, right=0.97, bottom=0.18, top=0.9, hspace=0.12)
     now = [Point.of(shown.result)] if shown.result is not None else []
     words = []
     for points, style in ((shown.points, {"marker": "o", "mfc": "none", "color": GREY}), (now, {**STYLES[0], "ms": 8})):
         steps = [point.experiment.accumulation_steps for point in points]
         axes[0].plot(steps, [point.milliseconds for point in points], **style | {"linestyle": ""})
         axes[1].plot(steps, [point.mebibytes for point in points], **style | {"linestyle": ""})
-    axes[0].set_ylabel("ms per update", fontsize=8)
-    axes[1].set_ylabel("peak MiB", fontsize=8)
+    axes[0].set_ylabel("ms", fontsize=8)
+    axes[1].set_ylabel("MiB", fontsize=8)
     for each in axes:
         each.set_ylim(0, 1.2 * max((line.get_ydata().max(initial=0) for line in each.get_lines()), default=1) or 1)
         against_k(each, [1, 2, 5, 10, 20, 50])
         each.set_xlim(0.85, max(60, shown.experiment.accumulation_steps))
     axes[0].set_xlabel("")
-    axes[0].set_title("time and memory against k", fontsize=9, loc="left")
+    axes[0].set_title("time and peak memory of an update", fontsize=9, loc="left")
     for point in now:
         words = [f"an update takes {point.milliseconds:.1f} ms; peak memory of the process: {point.mebibytes:.0f} MiB"]
     return _done(figure, axes[0], words, *axes)
@@ -204,9 +204,9 @@ VIEWS = ("toy", *PICTURES)  # the browser draws the toy
 
 
 def _panel(title: str) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=SIZE, dpi=100)
+    figure = Figure(figsize=SIZE, dpi=DOTS)
     axes = figure.subplots()
-    figure.subplots_adjust(left=0.16, right=0.96, bottom=0.16, top=0.91)  # a layout engine doubles the drawing time
+    figure.subplots_adjust(left=0.13, right=0.96, bottom=0.18, top=0.9)  # a layout engine doubles the drawing time
     axes.set_title(title, fontsize=9, loc="left")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(4))  # each tick takes time to draw

@@ -24,13 +24,13 @@ def lines(axes):
 def test_every_view_has_one_size_a_description_and_fits(name):
     for shown in (EMPTY, FULL, dataclasses.replace(FULL, result=None), dataclasses.replace(FULL, against="seconds")):
         png, description = toy.scene().picture(toy.descend(5)) if name == "toy" else views.picture(name, shown)
-        assert png[16:24] == (380).to_bytes(4, "big") + (290).to_bytes(4, "big")
+        assert png[16:24] == (442).to_bytes(4, "big") + (338).to_bytes(4, "big")
         assert len(description) > 10 and description.endswith(".")
         figure = toy.Scene().figure if name == "toy" else getattr(views, name)(shown)
         to_png(figure)
         for axes in figure.axes:
             box = axes.get_tightbbox(figure.canvas.get_renderer())
-            assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= 381 and box.y1 <= 290, (name, box)
+            assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= 443 and box.y1 <= 338, (name, box)
 
 
 def test_losses_show_micro_batches_window_means_and_pins():
