@@ -133,6 +133,9 @@ def _reset(lab):
     lab.root.scroll_into_view_if_needed()
     lab.press("reset")
     lab.wait_for("idle")  # every test leaves its lab in another state, so that this word means the reset
+    if lab.root.locator("button.gradlab-more.mod-active").count():
+        lab.press("more")
+        lab.root.locator(".gradlab-drawer").wait_for(state="hidden")
     pinned = lab.root.locator("button.gradlab-remove")
     while count := pinned.count():
         pinned.first.press("Enter")

@@ -131,7 +131,7 @@ def test_the_starting_point_is_dragged(page, lab, view):
     canvas.scroll_into_view_if_needed()
     frame = canvas.bounding_box()
     place = """(canvas, point) => {
-        const scale = Math.min(canvas.clientWidth / 12, 0.74 * canvas.clientHeight / 9);
+        const scale = Math.min(canvas.clientWidth / 12, 0.74 * canvas.clientHeight / 7);
         return [canvas.clientWidth / 2 + (point[0] + 0.5) * scale, 0.37 * canvas.clientHeight - point[1] * scale];
     }"""
     [x, y], [to_x, to_y] = (canvas.evaluate(place, point) for point in (toy.START.tolist(), [2.0, -1.0]))

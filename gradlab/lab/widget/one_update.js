@@ -72,7 +72,7 @@ export function next(/** @type {{update: number, added: number}} */ { update, ad
   return added < k ? { update, added: added + 1 } : { update: (update + 1) % updates, added: 0 };
 }
 
-const BOX = { x: [-6.5, 5.5], y: [-4.5, 4.5] }; // of the weights
+const BOX = { x: [-6.5, 5.5], y: [-3.5, 3.5] }; // of the weights
 const LEVELS = [0.5, 2, 5, 9]; // contours of the loss
 const LOSSES = [3e-3, 20]; // the lower plot
 const ARROW = 0.5; // the length of an arrow for a gradient of length 1
@@ -273,9 +273,11 @@ function render({ model, el }) {
     model.set("start", weights);
   }
 
-  function reset() {
+  function reset({ start }) {
     Object.assign(state, begin);
     play(false);
+    startAt(start);
+    model.save_changes();
     compute();
   }
 

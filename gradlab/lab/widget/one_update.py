@@ -54,7 +54,8 @@ class OneUpdate(anywidget.AnyWidget):
     def reset(self) -> None:
         """Return to the first starting point and to the first update that is drawn."""
         self.start = toy.START.tolist()
-        self.send("reset")
+        # A point that the page has just sent may arrive after this, so the page sets it too.
+        self.send({"start": self.start})
 
     def picture(self, steps: int) -> tuple[bytes, str]:
         """The view as PNG, for pages without widgets, and its text alternative.

@@ -192,7 +192,7 @@ class Panel:
         lines = [
             widgets.HTML(_CSS),
             _script(_KEYS),
-            _grid(controls.main, "230px"),
+            _grid(controls.main, "230px", "auto-fit"),
             _wrapping_row(main),
             self._drawer,
             self._batch,
@@ -231,9 +231,9 @@ def _image(name: str) -> widgets.Widget:
     return made.add_class("gradlab-view").add_class(f"gradlab-view-{name}")
 
 
-def _grid(children: list, least: str) -> widgets.Widget:
-    """Children side by side, in columns of the same width, at least so wide."""
-    columns = f"repeat(auto-fill, minmax({least}, 1fr))"
+def _grid(children: list, least: str, fill: str = "auto-fill") -> widgets.Widget:
+    """Children side by side, in columns of the same width, at least so wide; "auto-fit": they fill the row."""
+    columns = f"repeat({fill}, minmax({least}, 1fr))"
     return widgets.GridBox(children, layout={"grid_template_columns": columns, "grid_gap": "3px 6px"})
 
 

@@ -210,6 +210,9 @@ class Session:
         return True
 
     def _keep_point(self, run: Run) -> None:
+        """Keep the point of a run that came to its end: the noise of the first updates is not that of a whole run."""
+        if run.progress < 1:
+            return
         result = run.result()
         if result is not None and min(result.updates) >= views.POINT_UPDATES:
             self._points = [*self._points[1 - POINTS :], views.Point.of(result)]

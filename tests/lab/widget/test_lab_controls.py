@@ -69,10 +69,24 @@ def test_towers_are_for_the_static_graphs(make):
 
 def test_the_batch_line_predicts_the_noise_of_a_window(make):
     lab = make(rerun=False, accumulation_steps=4)
-    assert "1/√k = <b>0.50</b>" in widget(lab, "batch").value
+    assert "4 × 20 = <b>80</b> examples" in widget(lab, "batch").value
+    assert "noise of the loss ÷ <b>2.0</b>" in widget(lab, "batch").value
     widget(lab, "method").value = "variables"
     widget(lab, "towers").value = 3
-    assert "1/√(T k) = <b>0.29</b>" in widget(lab, "batch").value
+    assert "noise of the loss ÷ <b>3.5</b>" in widget(lab, "batch").value
+    widget(lab, "method").value = "microbatched"  # has no towers
+    widget(lab, "accumulation_steps").value = 1
+    assert "noise" not in widget(lab, "batch").value  # one micro-batch: nothing is averaged
+
+
+def test_the_button_says_what_the_controls_behind_it_say(make):
+    lab = make(updates=5, seeds=2)
+    assert widget(lab, "more").description == "dense · mnist · adam · 2 seeds · 5 updates"
+    assert widget(lab, "drawer").layout.display == "none"
+    widget(lab, "more").value = True
+    assert widget(lab, "drawer").layout.display == "flex"
+    widget(lab, "seeds").value = 1
+    assert widget(lab, "more").description == "dense · mnist · adam · 1 seed · 5 updates"
 
 
 def test_values_that_cannot_be_run_are_refused(make):

@@ -11,6 +11,7 @@ from lab_widgets import lab_threads, run_to_the_end, updates_made, widget
 from gradlab.lab.experiments import models
 from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.widget import live_run, views
+from gradlab.lab.widget.controls import Controls
 from gradlab.lab.widget.live_run import Run, State
 from gradlab.lab.widget.panel import Panel
 from gradlab.lab.widget.publisher import Publisher
@@ -45,7 +46,7 @@ def test_a_view_of_an_old_run_that_is_still_being_drawn_is_not_shown(make, monke
 
 
 def test_the_publisher_shows_the_current_run_alone():
-    panel = Panel(ipywidgets.HBox(), ipywidgets.HBox(), rerun=True, against="updates", hide=())
+    panel = Panel(Controls({}, [], []), ipywidgets.HBox(), rerun=True, against="updates", hide=())
     runner = Runner()
     publisher = Publisher(panel, runner, lambda run: Shown(run.experiment, "now"))
     old, new = (Run(Experiment(accumulation_steps=k)) for k in (1, 2))
