@@ -70,6 +70,20 @@ def test_altered_data_are_found(monkeypatch):
     assert not found.good and "SHA-256" in found.found and "git checkout -- data" in found.fix
 
 
+@pytest.mark.parametrize(
+    ("there", "missing", "carrier"),
+    [([], "ipywidgets", "jupyterlab_widgets"), (["@jupyter-widgets/jupyterlab-manager"], "anywidget", "anywidget")],
+)
+def test_a_missing_extension_of_jupyterlab_is_named(monkeypatch, tmp_path, there, missing, carrier):
+    for name in there:
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "package.json").write_text('{"version": "1.0"}')
+    monkeypatch.setattr("jupyter_core.paths.jupyter_path", lambda *folders: [str(tmp_path)])
+    found = finding("widgets", monkeypatch)
+    assert not found.good and f"the JupyterLab extension of {missing} is missing" in found.found
+    assert f"--force-reinstall {carrier}" in found.fix
+
+
 def test_a_gpu_that_tensorflow_does_not_see_is_named(monkeypatch):
     listed = types.SimpleNamespace(returncode=0, stdout="GPU 0: NVIDIA H100\n")
     monkeypatch.setattr("shutil.which", lambda program: f"/usr/bin/{program}")
