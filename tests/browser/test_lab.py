@@ -287,6 +287,22 @@ def test_the_lab_is_on_one_screen_of_a_laptop_with_the_file_browser(browser, who
     close(page)
 
 
+def test_axe_finds_nothing_against_the_lab(page, small):
+    small.press("run")
+    small.wait_for("finished")
+    small.press("pin")
+    small.control("method")  # with everything shown
+    until(lambda: small.root.locator(".gradlab-pins input").count() == 1)
+    assert not violations(page, ".small")
+
+
+def violations(page, root: str) -> list:
+    """What axe finds against a part of the page."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    found = axe.run(page, context=root).response["violations"]
+    return [(each["id"], [node["html"] for node in each["nodes"]]) for each in found]
+
+
 def test_focus_is_seen(page):
     small = Lab(page, ".small")
     for name in ("run", "pause", "stop"):
@@ -339,6 +355,7 @@ def test_the_dark_theme_reads_well(browser, whole_notebooks):
     view = lab.root.locator("img.gradlab-view-losses")
     white = "rgb(255, 255, 255)"
     assert view.evaluate("(each) => getComputedStyle(each).backgroundColor") == white  # pictures on white
+    assert not violations(page, ".one")
     page.screenshot(path=SCREENSHOTS / "lab_dark.png")
     close(page)
 

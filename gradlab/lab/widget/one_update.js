@@ -225,7 +225,8 @@ function render({ model, el }) {
 
   function compute() {
     const complete = state.added >= state.k;
-    state.k = Math.max(1, Math.min(toy.most, model.get("accumulation_steps") * model.get("towers")));
+    state.asked = model.get("accumulation_steps") * model.get("towers");
+    state.k = Math.min(toy.most, state.asked);
     state.added = complete ? state.k : Math.min(state.added, state.k);
     state.descent = descend(toy, model.get("start"), state.k);
     schedule();
@@ -251,7 +252,8 @@ function render({ model, el }) {
     drawValley(context, valley, toy, state, colors);
     context.restore();
     drawLosses(context, { left: 38, width, top: valley.height + 8, height: 0.26 * height - 14 }, toy, state, colors);
-    find(".gradlab-added").textContent = state.added ? `${state.added} of ${state.k} added` : "applied";
+    const done = state.k < state.asked ? "drawn" : "added"; // there is noise for the first ones only
+    find(".gradlab-added").textContent = state.added ? `${state.added} of ${state.asked} ${done}` : "applied";
     const start = model.get("start").map((weight) => weight.toFixed(2));
     Object.assign(el.dataset, { updates: state.update, added: state.added, steps: state.k, start });
     find(".gradlab-words-toy").textContent = timer ? "" : describe(toy, model.get("start"), state.k, state.update);

@@ -2,9 +2,11 @@
 
 import html
 import io
+import pathlib
 from collections.abc import Collection
 from typing import NamedTuple
 
+import anywidget
 import ipywidgets as widgets
 from PIL import Image
 
@@ -42,17 +44,12 @@ _CSS = """<style>
 .gradlab-lab .widget-readout { min-width: 48px; max-width: 60px; }
 .gradlab-lab .widget-html-content { line-height: 1.5; }
 </style>"""
-# In JupyterLab's command mode, plain keys act on cells: the arrow keys leave the lab, and d d deletes its cell.
-# JupyterLab listens at the document, so a listener on the body stops the keys that go to the lab's own controls. Keys
-# with a modifier pass, so Ctrl+S still saves.
-_KEYS = """
-if (!window.gradlabKeys) {
-  window.gradlabKeys = true;
-  document.body.addEventListener("keydown", (event) => {
-    const modified = event.ctrlKey || event.metaKey || event.altKey || event.shiftKey;
-    if (!modified && event.target.closest(".gradlab-lab")) event.stopPropagation();
-  });
-}"""
+
+
+class Page(anywidget.AnyWidget):
+    """Keeps the keys of a lab in it, and names its parts for screen readers: page.js."""
+
+    _esm = pathlib.Path(__file__).with_name("page.js")
 
 
 class View(NamedTuple):
@@ -191,7 +188,7 @@ class Panel:
         main = named("run", "pause", "step_microbatch", "step_update", "stop", "pin", "reset", "more")
         lines = [
             widgets.HTML(_CSS),
-            _script(_KEYS),
+            Page(layout={"display": "none"}),
             _grid(controls.main, "230px", "auto-fit"),
             _wrapping_row(main),
             self._drawer,
@@ -239,9 +236,3 @@ def _grid(children: list, least: str, fill: str = "auto-fill") -> widgets.Widget
 
 def _wrapping_row(children: list) -> widgets.Widget:
     return widgets.Box(children, layout={"flex_flow": "row wrap", "align_items": "center"})
-
-
-def _script(text: str) -> widgets.Widget:
-    """A widget that runs JavaScript on the page. Of the widgets of ipywidgets, only an Output can carry a script."""
-    output = {"output_type": "display_data", "data": {"application/javascript": text}, "metadata": {}}
-    return widgets.Output(outputs=(output,), layout={"display": "none"})
