@@ -211,8 +211,8 @@ def pytest_runtest_protocol(item, nextitem) -> bool:
         name = item.nodeid.split("site-packages/")[-1]
         if outcomes[mode].get(name, ("",))[0] != "passed" or not any(has_variables for *_, has_variables in now):
             break  # there is nothing to compare
-    # Tracing makes millions of objects, so collecting them once a test saves time. Later is worse: an iterator that a
-    # test left behind is then waited for, for up to 20 s.
+    # Automatic collections would visit the millions of objects of a trace again and again. Collecting more rarely takes
+    # longer too: deleting an iterator that a test left behind then waits for its threads, for up to 20 s.
     gc.collect()
     gc.freeze()
     return True

@@ -58,18 +58,8 @@ def to_png(figure: Figure, compression: int = 6) -> bytes:
     """
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
-    return pixels_to_png(canvas.buffer_rgba(), compression)
-
-
-def pixels_to_png(pixels: Any, compression: int = 6) -> bytes:
-    """Pixels as a PNG image.
-
-    Args:
-        pixels: red, green, blue and opacity from 0 to 255, shape (height, width, 4), as anything that NumPy takes.
-        compression: from 1 (fast) to 9 (small).
-    """
     content = io.BytesIO()
-    Image.fromarray(np.asarray(pixels)).save(content, "PNG", compress_level=compression)
+    Image.fromarray(np.asarray(canvas.buffer_rgba())).save(content, "PNG", compress_level=compression)
     return content.getvalue()
 
 

@@ -2,7 +2,7 @@
  * One update of the toy, drawn in the browser: the arithmetic of toy.py, with the noise that Python sends once.
  *
  * The first part is pure functions, which the tests compare with toy.py. The second draws on a canvas. The third is
- * the widget: it answers the slider in the browser, so it moves with the hand and also without a kernel.
+ * the widget, which follows the slider inside the page, so it needs no kernel.
  */
 
 /**
@@ -56,8 +56,7 @@ function loss(curvature, at) {
 }
 
 /** The sentence of toy.py for readers who cannot see the view. */
-export function describe(/** @type {Toy} */ toy, start, k, update) {
-  const descent = descend(toy, start, k);
+export function describe(/** @type {Toy} */ toy, /** @type {Descent} */ descent, k, update) {
   const found = gradients(toy, descent.path[update], update, k);
   const mean = sumOver(found, k);
   const away = found.reduce((sum, g) => sum + Math.hypot(g[0] - mean[0], g[1] - mean[1]), 0) / k;
@@ -76,7 +75,7 @@ const BOX = { x: [-6.5, 5.5], y: [-3.5, 3.5] }; // of the weights
 const LEVELS = [0.5, 2, 5, 9]; // contours of the loss
 const LOSSES = [3e-3, 20]; // the lower plot
 const ARROW = 0.5; // the length of an arrow for a gradient of length 1
-const REACH = 28; // pixels around the starting point in which it can be taken
+const REACH = 28; // a press within so many pixels of the starting point grabs it
 
 /** Functions from weights to pixels and back, for the valley in a box of this size. */
 export function scales(width, height) {
@@ -144,8 +143,7 @@ function drawValley(context, box, toy, state, colors) {
   context.globalAlpha = 1;
   line(context, points.slice(0, state.update + 1), colors.path, 2);
   const at = path[state.update];
-  const all = gradients(toy, at, state.update, state.k);
-  const shown = all.slice(0, state.added);
+  const shown = gradients(toy, at, state.update, state.added);
   const pixels = (g) => [-g[0] * ARROW * scale, g[1] * ARROW * scale];
   shown.forEach((g, i) => {
     const newest = i === state.added - 1 && state.added < state.k;
@@ -256,7 +254,7 @@ function render({ model, el }) {
     find(".gradlab-added").textContent = state.added ? `${state.added} of ${state.asked} ${done}` : "applied";
     const start = model.get("start").map((weight) => weight.toFixed(2));
     Object.assign(el.dataset, { updates: state.update, added: state.added, steps: state.k, start });
-    find(".gradlab-words-toy").textContent = timer ? "" : describe(toy, model.get("start"), state.k, state.update);
+    find(".gradlab-words-toy").textContent = timer ? "" : describe(toy, state.descent, state.k, state.update);
   }
 
   function step() {

@@ -63,4 +63,4 @@ class OneUpdate(anywidget.AnyWidget):
         Args:
             steps: the micro-batches of a window on all towers.
         """
-        return toy.scene().picture(toy.descend(min(steps, toy.MOST), start=self.start))
+        return toy.picture(toy.descend(min(steps, toy.MOST), start=self.start))

@@ -1,4 +1,4 @@
-/** Does for a whole lab what ipywidgets does not: its keys stay in it, and screen readers get its names. */
+/** Keeps the keys of a lab from JupyterLab, and names its sliders, fields and pictures for screen readers. */
 
 function label(/** @type {Element} */ lab) {
   for (const slider of lab.querySelectorAll("[role=slider]:not([aria-label])")) {

@@ -47,7 +47,7 @@ _CSS = """<style>
 
 
 class Page(anywidget.AnyWidget):
-    """Keeps the keys of a lab in it, and names its parts for screen readers: page.js."""
+    """Keeps the keys of a lab from JupyterLab, and names its parts for screen readers (page.js)."""
 
     _esm = pathlib.Path(__file__).with_name("page.js")
 

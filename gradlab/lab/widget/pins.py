@@ -14,14 +14,8 @@ from gradlab.lab.figures import curves
 
 COLUMNS = ("effective batch", "seeds", "updates", "test accuracy (%)", "noise of the loss (nats)", "ms per update")
 _CELL = '<span style="display: inline-block; width: {}px; white-space: nowrap">{}</span>'
-_HEADS = {
-    "effective batch": 115,
-    "seeds": 50,
-    "updates": 65,
-    "accuracy (%)": 105,
-    "noise (nats)": 95,
-    "ms": 50,
-}  # pixels
+# On the page the columns have shorter names, and these widths in pixels.
+_HEADS = {"effective batch": 115, "seeds": 50, "updates": 65, "accuracy (%)": 105, "noise (nats)": 95, "ms": 50}
 
 
 class Pins:

@@ -12,15 +12,12 @@ stationary when v = (1 - r h)^2 v + r^2 s^2 / k, which gives
 This mean loss is the noise floor. Doubling k halves it; halving the learning rate nearly halves it.
 """
 
-import functools
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
@@ -124,43 +121,18 @@ def descend(
     )
 
 
-class Scene:
-    """The picture of the toy: the path, the negative gradients as arrows, and the loss.
-
-    The background is drawn once and kept. Drawing it again for each step of a slider would take several times as long.
-
-    Args:
-        size: width and height in inches.
-
-    Attributes:
-        figure: the figure. It holds the background; `picture` adds a descent only while it draws.
-        valley: the axes with the path.
-        losses: the axes with the loss.
-    """
-
-    def __init__(self, size: tuple[float, float] = SIZE):
-        self._drawing = threading.Lock()
-        self.figure = Figure(figsize=size, dpi=DOTS)
-        self.valley, self.losses = self.figure.subplots(1, 2, width_ratios=(3, 2), gridspec_kw={"wspace": 0.34})
-        _draw_background(self.figure, self.valley, self.losses)
-        self._canvas = FigureCanvasAgg(self.figure)
-        self._canvas.draw()
-        self._background = self._canvas.copy_from_bbox(self.figure.bbox)
-
-    def picture(self, descent: Descent) -> tuple[bytes, str]:
-        """The picture as PNG, and its text alternative."""
-        with self._drawing:
-            self._canvas.restore_region(self._background)
-            for artist in draw_descent(self.valley, self.losses, descent):
-                artist.axes.draw_artist(artist)
-                artist.remove()
-            return style.pixels_to_png(self._canvas.buffer_rgba(), compression=1), describe(descent)
+def picture(descent: Descent) -> tuple[bytes, str]:
+    """A descent as a PNG image, and its text alternative."""
+    return style.to_png(draw(descent), compression=1), describe(descent)
 
 
-@functools.cache
-def scene() -> Scene:
-    """The scene that all labs share."""
-    return Scene()
+def draw(descent: Descent) -> Figure:
+    """The picture of a descent: the path, the negative gradients as arrows, and the loss."""
+    figure = Figure(figsize=SIZE, dpi=DOTS)
+    valley, losses = figure.subplots(1, 2, width_ratios=(3, 2), gridspec_kw={"wspace": 0.34})
+    _draw_background(figure, valley, losses)
+    draw_descent(valley, losses, descent)
+    return figure
 
 
 def describe(descent: Descent) -> str:
@@ -192,7 +164,7 @@ def _draw_background(figure: Figure, valley: Axes, losses: Axes) -> None:
 
 
 def draw_descent(valley: Axes, losses: Axes, descent: Descent) -> list[Any]:
-    """Draw a descent on the axes of a `Scene`.
+    """Draw a descent on the two axes of its picture.
 
     Args:
         valley: the axes for the path, the negative gradients as thin arrows, and their mean as a thick arrow.

@@ -29,26 +29,18 @@ def test_an_update_is_the_mean_gradient_times_the_rate():
 
 
 def test_the_picture_and_its_description():
-    scene = toy.Scene()
+    pictures = []
     for k in (1, 20):
-        png, description = scene.picture(toy.descend(k))
+        png, description = toy.picture(toy.descend(k))
         assert f"Toy: {k} micro-batch gradients" in description and "settles near" in description
         assert png.startswith(b"\x89PNG")
-
-
-def test_a_picture_shows_its_own_descent_alone():
-    """The background is kept between pictures; nothing of an earlier descent may remain in it."""
-    scene = toy.Scene()
-    first, second = (scene.picture(toy.descend(k))[0] for k in (3, 20))
-    assert first != second
-    assert scene.picture(toy.descend(3))[0] == first == toy.Scene().picture(toy.descend(3))[0]
-    assert len(scene.valley.get_children()) == len(toy.Scene().valley.get_children())  # drawn artists are removed
+        pictures.append(png)
+    assert pictures[0] != pictures[1] == toy.picture(toy.descend(20))[0]
 
 
 def test_the_thick_arrow_points_where_the_update_leads():
     descent = toy.descend(5)
-    scene = toy.Scene()
-    _, gradients, mean, *_ = toy.draw_descent(scene.valley, scene.losses, descent)
+    _, gradients, mean, *_ = toy.draw_descent(*toy.draw(descent).axes, descent)
     step = descent.path[descent.looked_at + 1] - descent.path[descent.looked_at]
     arrow = np.array([mean.U[0], mean.V[0]])
     np.testing.assert_allclose(arrow / np.linalg.norm(arrow), step / np.linalg.norm(step))
@@ -56,7 +48,7 @@ def test_the_thick_arrow_points_where_the_update_leads():
 
 
 def test_it_needs_no_tensorflow():
-    picture = "toy.Scene().picture(toy.descend(3))"
+    picture = "toy.picture(toy.descend(3))"
     program = f"import sys; from gradlab.lab.widget import toy; {picture}; assert 'tensorflow' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
 

@@ -23,10 +23,10 @@ def lines(axes):
 @pytest.mark.parametrize("name", ["toy", *PICTURES])
 def test_every_view_has_one_size_a_description_and_fits(name):
     for shown in (EMPTY, FULL, dataclasses.replace(FULL, result=None), dataclasses.replace(FULL, against="seconds")):
-        png, description = toy.scene().picture(toy.descend(5)) if name == "toy" else views.picture(name, shown)
+        png, description = toy.picture(toy.descend(5)) if name == "toy" else views.picture(name, shown)
         assert png[16:24] == (442).to_bytes(4, "big") + (338).to_bytes(4, "big")
         assert len(description) > 10 and description.endswith(".")
-        figure = toy.Scene().figure if name == "toy" else getattr(views, name)(shown)
+        figure = toy.draw(toy.descend(5)) if name == "toy" else getattr(views, name)(shown)
         to_png(figure)
         for axes in figure.axes:
             box = axes.get_tightbbox(figure.canvas.get_renderer())
