@@ -132,16 +132,37 @@ def running_mean(values: ArrayLike, smoothing: float) -> np.ndarray:
         >>> running_mean([4.0, 2.0, np.nan], smoothing=0.5).round(2)
         array([4.  , 2.67, 2.67])
     """
-    _check_smoothing(smoothing)
-    values = np.asarray(values, np.float64)
-    means, mean, weight = np.full(len(values), np.nan), 0.0, 0.0
-    for i, value in enumerate(values):
-        if math.isfinite(value):
-            mean = smoothing * mean + (1 - smoothing) * value
-            weight = smoothing * weight + (1 - smoothing)
-        if weight:
-            means[i] = mean / weight
-    return means
+    return RunningMean(smoothing).extend(values)
+
+
+class RunningMean:
+    """The running mean of a series that grows, as `running_mean` computes it.
+
+    Args:
+        smoothing: the weight of the past, from 0 (no smoothing) to below 1.
+
+    Example:
+        >>> mean = RunningMean(0.5)
+        >>> mean.extend([4.0, 2.0]).round(2), mean.extend([np.nan]).round(2)
+        (array([4.  , 2.67]), array([2.67]))
+    """
+
+    def __init__(self, smoothing: float):
+        _check_smoothing(smoothing)
+        self._smoothing = smoothing
+        self._mean = self._weight = 0.0
+
+    def extend(self, values: ArrayLike) -> np.ndarray:
+        """Add values, shape (n,), and return the mean up to each of them, shape (n,)."""
+        values = np.asarray(values, np.float64)
+        means, past = np.full(len(values), np.nan), self._smoothing
+        for i, value in enumerate(values):
+            if math.isfinite(value):
+                self._mean = past * self._mean + (1 - past) * value
+                self._weight = past * self._weight + (1 - past)
+            if self._weight:
+                means[i] = self._mean / self._weight
+        return means
 
 
 def gradient_variance(gradients: ArrayLike, full_gradient: ArrayLike | None = None) -> float:

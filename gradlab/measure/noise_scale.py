@@ -122,16 +122,33 @@ def gradient_noise_scale(
             f"window_gradient_norms must be finite, one for each of the {len(norms)} updates. Received: "
             f"{window_norms.shape if np.isfinite(window_norms).all() else window_norms}"
         )
-    count, total = (weights > 0).sum(axis=1), weights.sum(axis=1)
-    small, big = (weights * norms**2).sum(axis=1) / total, window_norms**2
+    variance, squared = estimates(norms, window_norms, weights)
+    smooth = running_mean(variance, smoothing), running_mean(squared, smoothing)
     with np.errstate(invalid="ignore", divide="ignore"):
-        variance = np.where(count > 1, (small - big) * total / (count - 1), np.nan)
-        squared = np.where(count > 1, (count * big - small) / (count - 1), np.nan)
-        smooth = running_mean(variance, smoothing), running_mean(squared, smoothing)
         along = np.where(smooth[1] > 0, smooth[0] / smooth[1], np.inf)
     along[np.isnan(smooth[0])] = np.nan
-    value, interval = _ratio(variance[count > 1], squared[count > 1])
+    there = (weights > 0).sum(axis=1) > 1
+    value, interval = _ratio(variance[there], squared[there])
     return NoiseScale(along, *smooth, value, interval)
+
+
+def estimates(norms: np.ndarray, window_norms: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The estimates of each window: the gradient's variance between examples and the true gradient's squared norm.
+
+    Args:
+        norms: the norm of each micro-batch's mean gradient, shape (updates, k); 0 where there was no micro-batch.
+        window_norms: the norm of each window's mean gradient, shape (updates,).
+        weights: the number of examples of each micro-batch, shape (updates, k).
+
+    Returns:
+        Two arrays of shape (updates,), NaN for a window of a single micro-batch.
+    """
+    count, total = (weights > 0).sum(axis=1), weights.sum(axis=1)
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        small, big = (weights * norms**2).sum(axis=1) / total, window_norms**2
+        variance = np.where(count > 1, (small - big) * total / (count - 1), np.nan)
+        squared = np.where(count > 1, (count * big - small) / (count - 1), np.nan)
+    return variance, squared
 
 
 def _ratio(above: np.ndarray, below: np.ndarray) -> tuple[float, tuple[float, float]]:

@@ -136,8 +136,7 @@ def _reset(lab):
     if lab.root.locator("button.gradlab-more.mod-active").count():
         lab.press("more")
         lab.root.locator(".gradlab-drawer").wait_for(state="hidden")
-    pinned = lab.root.locator("button.gradlab-remove")
-    while count := pinned.count():
-        pinned.first.press("Enter")
-        until(lambda: pinned.count() < count)
+    while count := lab.pinned().count():
+        lab.pinned().first.press("Enter")
+        until(lambda: lab.pinned().count() < count)
     return lab

@@ -6,14 +6,14 @@ import statistics
 import numpy as np
 import pytest
 from lab_page import SCREENSHOTS, Lab, close, run_notebook, set_setting, until
-from paths import ROOT
 
 from gradlab.lab.widget import toy
+from gradlab.lab.widget.bundle import module
 from gradlab.lab.widget.one_update import OneUpdate
 
 pytestmark = pytest.mark.browser
 
-MODULE = ROOT / "gradlab" / "lab" / "widget" / "one_update.js"
+MODULE = module("canvas", "one_update")
 # Loads the module as anywidget does, and computes descents from what Python sends.
 COMPUTE = """async ([source, constants, noise, cases]) => {
     const module = await import(URL.createObjectURL(new Blob([source], {type: "text/javascript"})));
@@ -51,7 +51,7 @@ def test_the_page_computes_what_python_computes(blank):
     sent = OneUpdate()
     cases = [[list(start), k] for k in (1, 2, 5, 20, 100) for start in (toy.START.tolist(), [5.5, -4.5], [0.0, 0.0])]
     noise = np.frombuffer(sent.noise, "<i2").tolist()
-    found = blank.evaluate(COMPUTE, [MODULE.read_text(), sent.constants, noise, cases])
+    found = blank.evaluate(COMPUTE, [MODULE, sent.constants, noise, cases])
     for (start, k), seen in zip(cases, found):
         expected = toy.descend(k, start=start)
         for name in ("path", "losses", "gradients"):
@@ -61,7 +61,7 @@ def test_the_page_computes_what_python_computes(blank):
 
 
 def test_a_step_adds_a_micro_batch_and_the_last_one_is_followed_by_the_update(blank):
-    seen = blank.evaluate(STEPS, [MODULE.read_text(), 2, 2, 6])
+    seen = blank.evaluate(STEPS, [MODULE, 2, 2, 6])
     assert seen == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2], [0, 0]]
 
 

@@ -196,16 +196,12 @@ class Lab:
         self.control("budget").press("Enter")
 
     def pixels(self, view: str) -> str:
-        """A view as drawn, pixel by pixel: addresses of images differ even when the images do not."""
-        return self.root.locator(f"img.gradlab-view-{view}").evaluate(
-            """async (image) => {
-                await image.decode();
-                const canvas = document.createElement("canvas");
-                [canvas.width, canvas.height] = [image.naturalWidth, image.naturalHeight];
-                canvas.getContext("2d").drawImage(image, 0, 0);
-                return canvas.toDataURL();
-            }"""
-        )
+        """A view as drawn, pixel by pixel."""
+        return self.root.locator(f".gradlab-view-{view} canvas").evaluate("(canvas) => canvas.toDataURL()")
+
+    def pinned(self):
+        """The buttons that remove the pinned runs."""
+        return self.root.locator("button.gradlab-remove")
 
     def wait_for(self, word: str) -> float:
         """Wait until the status line contains a word, and return the seconds that it took."""

@@ -1,10 +1,12 @@
 """AccumulationLab: controls that rerun a real training, and views that follow it.
 
-Three threads share the work, so that the notebook never freezes and an old run is never drawn over a new one:
+The browser and two threads share the work, so that the notebook never freezes and an old run is never drawn over a new
+one:
 
-    the kernel's main thread   reacts to the controls and decides which run is the current one (session.py)
+    the browser                draws the views, and asks for new numbers when it can draw them (charts.js)
+    the kernel's main thread   reacts to the controls, decides which run is the current one (session.py), and answers
+                               the browser (front.py)
     the worker thread          trains the current run and stores its updates; it touches no widget (runner.py)
-    the publisher thread       shows the current run: counters about 5 times a second, plots about twice (publisher.py)
 
 A run that is no longer the current one is cancelled, and its remaining updates are not shown.
 """
@@ -20,7 +22,7 @@ from gradlab.lab.experiments.result import Result
 from gradlab.lab.figures import plots
 from gradlab.lab.widget import controls, pins, presets, runner
 from gradlab.lab.widget.live_run import State
-from gradlab.lab.widget.panel import View
+from gradlab.lab.widget.panel import View, side_by_side
 from gradlab.lab.widget.session import Session
 
 
@@ -102,18 +104,20 @@ class AccumulationLab:
     @property
     def status(self) -> str:
         """The status line as plain text, such as "finished: 5 seeds, update 300 of 300, ..."."""
+        self._session.show()
         status = self._session.panel.status
         return f"{status.state}: {status.sentence}"
 
     @property
     def narration(self) -> str:
         """The current sentence of slow motion or of a step, or ""."""
+        self._session.show()
         return self._session.panel.narration
 
     @property
     def views(self) -> dict[str, View]:
-        """The views that are not hidden, by name, as they are shown now: PNG image and text alternative."""
-        return self._session.panel.views
+        """The views that are not hidden, by name, as pictures of the present numbers, with text alternatives."""
+        return self._session.pictures()
 
     @property
     def pinned(self) -> list[tuple[str, Result]]:
@@ -166,7 +170,7 @@ class AccumulationLab:
         if result is None:
             self._session.say("there is no run to pin yet: press Run")
             return
-        self._session.pins.add(name or presets.name(result.experiment, self._session.preset), result)
+        self._session.pin(name or presets.name(result.experiment, self._session.preset), result)
 
     def to_csv(self, folder: str | pathlib.Path = ".") -> pathlib.Path:
         """Write every micro-batch of this run and of the pinned runs to a new CSV file, and return its path.
@@ -179,9 +183,9 @@ class AccumulationLab:
         return pins.to_csv(self._session.runs, pathlib.Path(folder))
 
     def to_png(self, folder: str | pathlib.Path = ".") -> pathlib.Path:
-        """Write the views as they are shown to a new PNG file, and return its path."""
+        """Write pictures of the views to a new PNG file, and return its path."""
         path = pins.new_file(pathlib.Path(folder), "gradlab-views", "png")
-        path.write_bytes(self._session.panel.picture())
+        path.write_bytes(side_by_side(self.views.values()))
         return path
 
     def code(self) -> str:
@@ -227,5 +231,5 @@ class AccumulationLab:
         """The widgets, and a picture and a table for pages without widgets, such as a saved notebook."""
         bundle = dict(self.view._repr_mimebundle_(**kwargs)) | {"text/plain": repr(self)}
         if runs := self._session.runs:
-            bundle |= {"image/png": self._session.panel.picture(), "text/plain": f"{self!r}\n\n{pins.table(runs)}"}
+            bundle |= {"image/png": side_by_side(self.views.values()), "text/plain": f"{self!r}\n\n{pins.table(runs)}"}
         return bundle

@@ -1,4 +1,4 @@
-"""One run of the lab: its updates, which the worker thread writes and the publisher thread reads, and its pace."""
+"""One run of the lab: its updates, which the worker thread writes and the kernel's main thread reads, and its pace."""
 
 import enum
 import threading
@@ -117,7 +117,6 @@ class Run:
         pace: the speed.
         stop: ends the training when set.
         over: set when the training has ended for any reason.
-        news: set whenever there is something that the publisher should show without delay.
         updates: the updates so far, by seed. The lists only grow; the updates in them never change.
         delay: seconds to wait before training starts. A run that is replaced within this time computes nothing.
         waiting: whether the run is paused and waits for a step.
@@ -131,7 +130,6 @@ class Run:
     pace: Pace = field(default_factory=Pace)
     stop: Stop = field(default_factory=Stop)
     over: threading.Event = field(default_factory=threading.Event)
-    news: threading.Event = field(default_factory=threading.Event)
     updates: dict[int, list[Update]] = field(default_factory=dict)
     delay: float = 0.0
     waiting: bool = False
@@ -157,7 +155,6 @@ class Run:
         finally:
             self.hidden = 0
             self.over.set()
-            self.news.set()
 
     @property
     def state(self) -> State:
@@ -181,15 +178,19 @@ class Run:
         done = sum(made[-1].progress if not made[-1].diverged else 1.0 for made in list(self.updates.values()))
         return done / len(self.experiment.seed_numbers)
 
+    def shown_updates(self) -> dict[int, list[Update]]:
+        """The updates so far, by seed, without those of a window that is shown in part."""
+        hidden = self._latest if self.hidden else ()
+        return {seed: made[: len(made) - (seed in hidden)] for seed, made in list(self.updates.items())}
+
     def result(self) -> Result | None:
         """The `Result` of the windows shown so far, or None before the first."""
-        about, results = environment.describe() | {"seeds_together": len(self._latest)}, []
-        hidden = self._latest if self.hidden else ()
-        for seed, made in list(self.updates.items()):
-            made = made[: len(made) - (seed in hidden)]
-            if not made:
-                continue
-            results.append(Result.of_updates(self.experiment, seed, made, ending(made), self._memory.bytes(), about))
+        about = environment.describe() | {"seeds_together": len(self._latest)}
+        results = [
+            Result.of_updates(self.experiment, seed, made, ending(made), self._memory.bytes(), about)
+            for seed, made in self.shown_updates().items()
+            if made
+        ]
         return Result.join(self.experiment, results) if results else None
 
     def window(self) -> np.ndarray:
@@ -214,12 +215,14 @@ class Run:
             return Status("diverged", f"{seeds}: loss or gradient no longer finite; try a smaller learning rate")
         seed, made = runs[-1]
         last, seconds = made[-1], [update.seconds for update in made[-50:]]
+        together = [made[last.number - 1].loss for _, made in runs if len(made) >= last.number]
+        loss = np.mean(together) if len(self._latest) > 1 else last.loss
         state = "stopped" if self.over.is_set() and self.progress < 1 else self.state.value
         goal = f" of {self.experiment.updates}" if self.experiment.updates else ""
         which = f"{len(runs)} seeds" if len(self._latest) > 1 else f"seed {seed}"
         return Status(
             state,
-            f"{which}, update {last.number}{goal}, window loss {last.loss:.3f} nats, "
+            f"{which}, update {last.number}{goal}, window loss {loss:.3f} nats, "
             f"{len(seconds) / sum(seconds):.0f} updates per second",
         )
 
@@ -235,8 +238,6 @@ class Run:
             self._narrate_window(first)
             return
         self.narration = ""
-        if first.number == 1:
-            self.news.set()
 
     def _narrate_window(self, update: Update) -> None:
         k = len(update.losses)
@@ -255,10 +256,8 @@ class Run:
 
     def _narrate(self, sentence: str, hidden: int) -> None:
         self.narration, self.hidden = sentence, hidden
-        self.news.set()
 
     def _keep_pace(self) -> None:
         self.waiting = self.pace.paused
-        self.news.set()
         self.pace.wait(self.stop)
         self.waiting = False

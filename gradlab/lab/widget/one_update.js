@@ -4,6 +4,7 @@
  * The first part is pure functions, which the tests compare with toy.py. The second draws on a canvas. The third is
  * the widget, which follows the slider inside the page, so it needs no kernel.
  */
+import { arrow, dot, fitted, line, looks } from "./canvas.js";
 
 /**
  * @typedef {Object} Toy What Python sends.
@@ -91,38 +92,6 @@ export function scales(width, height) {
   };
 }
 
-function line(context, points, style, width, dash = []) {
-  Object.assign(context, { strokeStyle: style, lineWidth: width });
-  context.setLineDash(dash);
-  context.beginPath();
-  points.forEach(([x, y], i) => (i ? context.lineTo(x, y) : context.moveTo(x, y)));
-  context.stroke();
-  context.setLineDash([]);
-}
-
-function arrow(context, [x, y], [dx, dy], style, width) {
-  const length = Math.hypot(dx, dy);
-  if (length < 1) return;
-  const head = Math.min(length, 3 * width + 3);
-  const [ux, uy] = [dx / length, dy / length];
-  const neck = [x + dx - head * ux, y + dy - head * uy];
-  line(context, [[x, y], neck], style, width);
-  context.fillStyle = style;
-  context.beginPath();
-  context.moveTo(x + dx, y + dy);
-  context.lineTo(neck[0] - 0.5 * head * uy, neck[1] + 0.5 * head * ux);
-  context.lineTo(neck[0] + 0.5 * head * uy, neck[1] - 0.5 * head * ux);
-  context.fill();
-}
-
-function dot(context, [x, y], radius, fill, stroke) {
-  context.beginPath();
-  context.arc(x, y, radius, 0, 2 * Math.PI);
-  Object.assign(context, { fillStyle: fill, strokeStyle: stroke, lineWidth: 2 });
-  context.fill();
-  context.stroke();
-}
-
 function drawValley(context, box, toy, state, colors) {
   const { toPixels, scale } = scales(box.width, box.height);
   const { path, floor } = state.descent;
@@ -174,23 +143,6 @@ function drawLosses(context, box, toy, state, colors) {
   dot(context, points[state.update], 3.5, colors.path, colors.ground);
 }
 
-/** The colors and the font of the page. */
-function looks(element) {
-  const style = getComputedStyle(element);
-  const named = (name, otherwise) => style.getPropertyValue(name).trim() || otherwise;
-  const [r, g, b] = (style.color.match(/[\d.]+/g) || [0, 0, 0]).map(Number);
-  const dark = r + g + b > 384; // light words
-  return {
-    text: style.color,
-    soft: named("--jp-ui-font-color2", dark ? "#bbb" : "#555"),
-    faint: named("--jp-border-color2", dark ? "#555" : "#ccc"),
-    ground: named("--jp-layout-color0", dark ? "#111" : "#fff"),
-    path: dark ? "#56B4E9" : "#0072B2",
-    floor: dark ? "#E69F00" : "#D55E00",
-    font: `11px ${style.fontFamily}`,
-  };
-}
-
 function toyOf(model) {
   const view = model.get("noise");
   const noise = new Int16Array(view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength));
@@ -206,7 +158,7 @@ const HTML = `
   <canvas tabindex="0" role="application"
     aria-label="One update of the toy. The arrow keys move the starting point."></canvas>
   <div class="gradlab-key">thick: mean · dashed: noise floor · drag the ring</div>
-  <span class="gradlab-words-toy" aria-live="polite"></span>`;
+  <span class="gradlab-unseen gradlab-words-toy" aria-live="polite"></span>`;
 
 function render({ model, el }) {
   el.classList.add("gradlab-view", "gradlab-view-toy");
@@ -214,7 +166,6 @@ function render({ model, el }) {
   el.innerHTML = HTML;
   const find = (selector) => el.querySelector(selector);
   const canvas = find("canvas");
-  const context = canvas.getContext("2d");
   const toy = toyOf(model);
   const begin = { update: model.get("looked_at"), added: Infinity }; // all micro-batches
   const state = { ...begin, k: 1, descent: null };
@@ -236,11 +187,8 @@ function render({ model, el }) {
 
   function draw() {
     frame = null;
-    const { clientWidth: width, clientHeight: height } = canvas;
+    const { context, width, height } = fitted(canvas);
     if (!width || !height) return; // hidden: the next resize draws
-    const ratio = window.devicePixelRatio || 1;
-    [canvas.width, canvas.height] = [Math.round(width * ratio), Math.round(height * ratio)];
-    context.setTransform(ratio, 0, 0, ratio, 0, 0);
     const colors = looks(el);
     const valley = { width, height: 0.74 * height };
     context.save();

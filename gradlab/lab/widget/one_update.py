@@ -1,13 +1,10 @@
 """The lab's view of one update: the toy, drawn by the browser, which answers a slider without asking the kernel."""
 
-import pathlib
-
 import anywidget
 import traitlets
 
 from gradlab.lab.widget import toy
-
-_HERE = pathlib.Path(__file__).parent
+from gradlab.lab.widget.bundle import FOLDER, module
 
 
 class OneUpdate(anywidget.AnyWidget):
@@ -22,8 +19,8 @@ class OneUpdate(anywidget.AnyWidget):
         start: the weights at which the descent starts. The page changes them: its ring can be dragged.
     """
 
-    _esm = _HERE / "one_update.js"
-    _css = _HERE / "one_update.css"
+    _esm = module("canvas", "one_update")
+    _css = FOLDER / "one_update.css"
 
     accumulation_steps = traitlets.Int(1).tag(sync=True)
     towers = traitlets.Int(1).tag(sync=True)

@@ -1,4 +1,7 @@
-/** Keeps the keys of a lab from JupyterLab, and names its sliders, fields and pictures for screen readers. */
+/** Keeps the keys of a lab from JupyterLab, and names its parts: for screen readers, for tests and for other tools. */
+
+const CONTROLS = ["accumulation_steps", "microbatch_size", "learning_rate", "seeds", "budget_kind", "budget", "optimizer",
+  "method", "towers", "model", "dataset", "against", "rerun"];
 
 function label(/** @type {Element} */ lab) {
   for (const slider of lab.querySelectorAll("[role=slider]:not([aria-label])")) {
@@ -6,8 +9,10 @@ function label(/** @type {Element} */ lab) {
     if (words) slider.setAttribute("aria-label", words);
   }
   for (const field of lab.querySelectorAll("input[title]:not([aria-label])")) field.setAttribute("aria-label", field.title);
-  // The words of a picture stand beside it, visually hidden.
-  lab.querySelectorAll("img.gradlab-view:not([alt])").forEach((image) => image.setAttribute("alt", ""));
+  for (const name of CONTROLS) {
+    const control = lab.querySelector(`.gradlab-${name}:not([data-control])`);
+    if (control) control.dataset.control = name;
+  }
 }
 
 // In JupyterLab's command mode, plain keys act on cells: the arrow keys leave the lab, and d d deletes its cell.
@@ -16,8 +21,12 @@ function keep(/** @type {KeyboardEvent} */ event) {
   if (!(event.ctrlKey || event.metaKey || event.altKey || event.shiftKey)) event.stopPropagation();
 }
 
-function render({ el }) {
+function render({ model, el }) {
   let named = null;
+  const state = () => {
+    const lab = el.closest(".gradlab-lab");
+    if (lab) lab.dataset.state = model.get("state");
+  };
   let waiting = requestAnimationFrame(function begin() {
     const lab = el.closest(".gradlab-lab");
     if (!lab) {
@@ -26,10 +35,13 @@ function render({ el }) {
     }
     lab.addEventListener("keydown", keep);
     label(lab);
+    state();
     named = new MutationObserver(() => label(lab));
     named.observe(lab, { childList: true, subtree: true });
   });
+  model.on("change:state", state);
   return () => {
+    model.off("change:state", state);
     cancelAnimationFrame(waiting);
     named?.disconnect();
   };

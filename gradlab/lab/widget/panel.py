@@ -3,15 +3,17 @@
 import html
 import io
 import pathlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 import anywidget
 import ipywidgets as widgets
+import traitlets
 from PIL import Image
 
 from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.figures.plots import X_AXES
+from gradlab.lab.widget.charts import Charts
 from gradlab.lab.widget.controls import Controls, summary
 from gradlab.lab.widget.live_run import Status
 from gradlab.lab.widget.one_update import OneUpdate
@@ -35,21 +37,27 @@ SWITCHES = {
     "more": ("", "sliders", "Model, data, optimizer, method, seeds, length, export and code."),
 }
 OTHERS = ("rerun", "against", "pins")
+STATES = {"starting": "running", "stopping": "running", "not run": "stopped", "not shown": "failed"}
 NAMES = (*BUTTONS, *SWITCHES, *OTHERS, *VIEWS)  # everything that can be hidden, besides the controls
 
-_HIDDEN = "position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%)"
 _CSS = """<style>
 .gradlab-lab :focus-visible { outline: 2px solid #0072B2; outline-offset: 1px; }
-.gradlab-view { background: white; border-radius: 4px; padding: 2px; box-sizing: border-box; }
+.gradlab-hint { float: right; }
 .gradlab-lab .widget-readout { min-width: 48px; max-width: 60px; }
 .gradlab-lab .widget-html-content { line-height: 1.5; }
 </style>"""
 
 
 class Page(anywidget.AnyWidget):
-    """Keeps the keys of a lab from JupyterLab, and names its parts for screen readers (page.js)."""
+    """Keeps the keys of a lab from JupyterLab, and names its parts for screen readers and tests (page.js).
+
+    Attributes:
+        state: "idle", "running", "paused", "finished", "stopped", "diverged" or "failed".
+    """
 
     _esm = pathlib.Path(__file__).with_name("page.js")
+
+    state = traitlets.Unicode("idle").tag(sync=True)
 
 
 class View(NamedTuple):
@@ -69,7 +77,6 @@ class Panel:
 
     Args:
         controls: the controls, of which a few come first and the others wait behind the switch "more".
-        pins: the table of pinned runs, which comes last.
         rerun: whether the checkbox "rerun" is ticked.
         against: the choice in the list "accuracy against".
         hide: names of buttons, switches, views and others that are left out.
@@ -80,12 +87,12 @@ class Panel:
         rerun: the checkbox.
         against: the list of horizontal axes.
         progress: the progress bar, from 0 to 1.
-        shown: the names of the pictures that are not hidden: the views that Python draws.
-        one_update: the view that the browser draws, or None if it is hidden.
+        one_update: the view of one update, or None if it is hidden.
+        charts: the other views.
         view: all widgets in one box.
     """
 
-    def __init__(self, controls: Controls, pins: widgets.Widget, rerun: bool, against: str, hide: Collection[str]):
+    def __init__(self, controls: Controls, rerun: bool, against: str, hide: Collection[str]):
         self.buttons = {name: _named(name, widgets.Button, *look) for name, look in BUTTONS.items()}
         self.switches = {name: _named(name, widgets.ToggleButton, *look) for name, look in SWITCHES.items()}
         self.rerun, self.against = _rerun_box(rerun), _against_list(against)
@@ -95,13 +102,10 @@ class Panel:
             widgets.HTML().add_class(f"gradlab-{name}") for name in ("batch", "status", "narration", "listing")
         )
         self.one_update = None if "toy" in hide else OneUpdate()
-        self._steps = 1  # the micro-batches that it shows
-        self.shown = [name for name in PICTURES if name not in hide]
-        self._images = {name: _image(name) for name in self.shown}
-        self._descriptions = {name: widgets.HTML().add_class(f"gradlab-words-{name}") for name in self.shown}
-        self._views = {name: View(b"", "") for name in self.shown}
+        self.charts = Charts([name for name in PICTURES if name not in hide], chips="pins" not in hide)
+        self._page = Page(layout={"display": "none"})
         self._status, self._narration = Status("", ""), ""
-        self.view = self._layout(controls, pins, hide)
+        self.view = self._layout(controls, hide)
 
     @property
     def status(self) -> Status:
@@ -113,12 +117,6 @@ class Panel:
         """The current sentence of slow motion or of a step, or ""."""
         return self._narration
 
-    @property
-    def views(self) -> dict[str, View]:
-        """The views that are not hidden, by name, as they are shown now."""
-        first = {} if self.one_update is None else {"toy": View(*self.one_update.picture(self._steps))}
-        return first | self._views
-
     def show_status(self, status: Status) -> None:
         """Show a status, with its details folded."""
         self._status, folded = status, ""
@@ -126,20 +124,27 @@ class Panel:
             folded = f"<details><summary>details</summary><pre>{html.escape(status.details)}</pre></details>"
         sentence = html.escape(status.sentence)
         self._status_line.value = f'<div role="status"><b>{status.state}</b>: {sentence}{folded}</div>'
+        self._page.state = STATES.get(status.state, status.state)
 
     def show_more(self, shown: bool) -> None:
         """Show or hide what waits behind the switch "more"."""
         self._drawer.layout.display = "flex" if shown else "none"
 
-    def show_batch(self, e: Experiment) -> None:
-        """Show the effective batch as a product, how much less noisy a window's loss should be, and what is chosen."""
-        self._steps = e.towers * e.accumulation_steps
+    def show_batch(self, e: Experiment, hint: str = "") -> None:
+        """Show the effective batch as a product, how much less noisy a window's loss should be, and what is chosen.
+
+        Args:
+            e: what the controls describe.
+            hint: what to do first, or "".
+        """
+        steps = e.towers * e.accumulation_steps
         if self.one_update is not None:
             self.one_update.towers = e.towers
         factors = [e.towers] * (e.towers > 1) + [e.accumulation_steps, e.microbatch_size]
         product = " × ".join(str(factor) for factor in factors)
-        noise = f" · noise of the loss ÷ <b>{self._steps**0.5:.1f}</b>" if self._steps > 1 else ""
-        self._batch.value = f"{product} = <b>{e.effective_batch}</b> examples an update{noise}"
+        noise = f" · noise of the loss ÷ <b>{steps**0.5:.1f}</b>" if steps > 1 else ""
+        first = f'<i class="gradlab-hint">{hint}</i>' if hint else ""
+        self._batch.value = f"{product} = <b>{e.effective_batch}</b> examples an update{noise}{first}"
         self.switches["more"].description = summary(e)
 
     def narrate(self, sentence: str) -> None:
@@ -153,27 +158,7 @@ class Panel:
         """Show a listing; "" clears it."""
         self._listing.value = f"<pre>{html.escape(code)}</pre>" if code else ""
 
-    def paint(self, name: str, png: bytes, description: str) -> None:
-        """Show a view and its text alternative."""
-        self._views[name] = View(png, description)
-        self._images[name].value = png
-        # ipywidgets 8.1 does not display an Image that has a tooltip, so the text stands beside it, visually hidden.
-        self._descriptions[name].value = f'<span style="{_HIDDEN}">{html.escape(description)}</span>'
-
-    def picture(self) -> bytes:
-        """All views as they are shown now, side by side, as one PNG image."""
-        images = [Image.open(io.BytesIO(view.png)) for view in self.views.values()]
-        columns = max(1, min(3, len(images)))
-        width = max((image.width for image in images), default=1)
-        height = max((image.height for image in images), default=1)
-        sheet = Image.new("RGB", (columns * width, max(1, -(-len(images) // columns)) * height), "white")
-        for number, image in enumerate(images):
-            sheet.paste(image, (number % columns * width, number // columns * height))
-        content = io.BytesIO()
-        sheet.save(content, "PNG")
-        return content.getvalue()
-
-    def _layout(self, controls: Controls, pins: widgets.Widget, hide: Collection[str]) -> widgets.Widget:
+    def _layout(self, controls: Controls, hide: Collection[str]) -> widgets.Widget:
         def named(*names: str) -> list:
             return [(self.buttons | self.switches)[name] for name in names if name not in hide]
 
@@ -184,11 +169,11 @@ class Panel:
             _wrapping_row([*compare, *named("slow", "csv", "png", "code")]),
         ]
         cells = [] if self.one_update is None else [self.one_update]
-        cells += [widgets.VBox([self._images[name], self._descriptions[name]]) for name in self.shown]
+        cells += [self.charts]
         main = named("run", "pause", "step_microbatch", "step_update", "stop", "pin", "reset", "more")
         lines = [
             widgets.HTML(_CSS),
-            Page(layout={"display": "none"}),
+            self._page,
             _grid(controls.main, "230px", "auto-fit"),
             _wrapping_row(main),
             self._drawer,
@@ -197,7 +182,6 @@ class Panel:
             self._listing,
             _grid(cells, "max(260px, 30%)"),
             _wrapping_row([self.progress, self._status_line]),
-            *([] if "pins" in hide else [pins]),
         ]
         return widgets.VBox(lines, layout={"overflow": "hidden"}).add_class("gradlab-lab")
 
@@ -223,11 +207,6 @@ def _against_list(against: str) -> widgets.Widget:
     return made.add_class("gradlab-against")
 
 
-def _image(name: str) -> widgets.Widget:
-    made = widgets.Image(format="png", layout={"width": "100%", "height": "auto", "margin": "0"})
-    return made.add_class("gradlab-view").add_class(f"gradlab-view-{name}")
-
-
 def _grid(children: list, least: str, fill: str = "auto-fill") -> widgets.Widget:
     """Children side by side, in columns of the same width, at least so wide; "auto-fit": they fill the row."""
     columns = f"repeat({fill}, minmax({least}, 1fr))"
@@ -236,3 +215,17 @@ def _grid(children: list, least: str, fill: str = "auto-fill") -> widgets.Widget
 
 def _wrapping_row(children: list) -> widgets.Widget:
     return widgets.Box(children, layout={"flex_flow": "row wrap", "align_items": "center"})
+
+
+def side_by_side(views: Iterable[View]) -> bytes:
+    """Views as one PNG image, three in a row."""
+    images = [Image.open(io.BytesIO(view.png)) for view in views]
+    columns = max(1, min(3, len(images)))
+    width = max((image.width for image in images), default=1)
+    height = max((image.height for image in images), default=1)
+    sheet = Image.new("RGB", (columns * width, max(1, -(-len(images) // columns)) * height), "white")
+    for number, image in enumerate(images):
+        sheet.paste(image, (number % columns * width, number // columns * height))
+    content = io.BytesIO()
+    sheet.save(content, "PNG")
+    return content.getvalue()

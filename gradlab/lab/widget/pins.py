@@ -1,10 +1,7 @@
-"""Pinned runs, which stay for comparison: their table, and exports to text, CSV and Python code."""
+"""Pinned runs, which stay for comparison: their names, and exports to text, CSV and Python code."""
 
-import html
 import pathlib
-from collections.abc import Callable
 
-import ipywidgets as widgets
 import numpy as np
 
 from gradlab import runtime
@@ -13,60 +10,42 @@ from gradlab.lab.experiments.result import Result
 from gradlab.lab.figures import curves
 
 COLUMNS = ("effective batch", "seeds", "updates", "test accuracy (%)", "noise of the loss (nats)", "ms per update")
-_CELL = '<span style="display: inline-block; width: {}px; white-space: nowrap">{}</span>'
-# On the page the columns have shorter names, and these widths in pixels.
-_HEADS = {"effective batch": 115, "seeds": 50, "updates": 65, "accuracy (%)": 105, "noise (nats)": 95, "ms": 50}
 
 
 class Pins:
-    """The pinned runs and their table. Each row has a name that can be edited and a button that removes the run.
+    """The pinned runs, in the order in which they were pinned. No two have the same name."""
 
-    Args:
-        changed: called after each change.
-
-    Attributes:
-        view: the table.
-    """
-
-    def __init__(self, changed: Callable[[], None]):
-        self._changed = changed
-        self._rows: list[tuple[widgets.Text, Result, widgets.Box]] = []
-        head = "".join(_CELL.format(width, f"<b>{name}</b>") for name, width in _HEADS.items())
-        self._head = widgets.HTML(_CELL.format(178, "<b>pinned run</b>") + head)
-        self.view = widgets.VBox([], layout={"overflow": "auto"})
-        self.view.add_class("gradlab-pins")
+    def __init__(self) -> None:
+        self._runs: list[tuple[str, Result]] = []
 
     @property
     def runs(self) -> list[tuple[str, Result]]:
         """(name, result) of each pinned run."""
-        return [(name.value, result) for name, result, _ in self._rows]
+        return list(self._runs)
 
     def add(self, name: str, result: Result) -> None:
         """Pin a run. A name that is already taken gets a number."""
-        taken = {name for name, _ in self.runs}
+        self._runs.append((self._free(name), result))
+
+    def rename(self, result: object, name: str) -> None:
+        """Give a pinned run another name, which gets a number if it is taken. Without letters, nothing changes."""
+        if not name.strip():
+            return
+        for place, (_, pinned) in enumerate(self._runs):
+            if pinned is result:
+                del self._runs[place]
+                self._runs.insert(place, (self._free(name.strip()), pinned))
+
+    def remove(self, result: object) -> None:
+        """Remove a pinned run, if it is still there."""
+        self._runs = [(name, pinned) for name, pinned in self._runs if pinned is not result]
+
+    def _free(self, name: str) -> str:
+        taken = {name for name, _ in self._runs}
         plain, number = name, 2
         while name in taken:
             name, number = f"{plain} ({number})", number + 1
-        text = widgets.Text(name, layout={"width": "170px"}, tooltip="Name of the run in the table and the plots.")
-        text.continuous_update = False
-        text.observe(lambda change: self._changed(), names="value")
-        button = widgets.Button(icon="trash", tooltip=f"Remove {name}.", layout={"width": "36px"})
-        button.add_class("gradlab-remove")
-        cells = "".join(_CELL.format(width, html.escape(cell)) for width, cell in zip(_HEADS.values(), summary(result)))
-        row = widgets.HBox([text, widgets.HTML(cells), button])
-        entry = (text, result, row)
-        button.on_click(lambda _: self._remove(entry))
-        self._rows.append(entry)
-        self._show()
-
-    def _remove(self, entry: tuple[widgets.Text, Result, widgets.Box]) -> None:
-        if entry in self._rows:  # a second click on the button may arrive before the row is gone
-            self._rows.remove(entry)
-            self._show()
-
-    def _show(self) -> None:
-        self.view.children = [self._head, *(row for *_, row in self._rows)] if self._rows else []
-        self._changed()
+        return name
 
 
 def summary(result: Result) -> list[str]:

@@ -1,26 +1,33 @@
 """The state of a lab and its reactions: what happens when a control, a switch or a button is used.
 
 A session runs on the kernel's main thread. It reads the controls, decides which run is the current one, and leaves the
-training to the `Runner` and the display to the `Publisher`.
+training to the `Runner` and the answers to the page to the `Front`.
 """
 
 import pathlib
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import ipywidgets
+import numpy as np
 
 from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.experiments.result import Result
 from gradlab.lab.widget import controls, pins, presets, views
+from gradlab.lab.widget.front import Front
 from gradlab.lab.widget.live_run import Pace, Run, State, Status
-from gradlab.lab.widget.panel import Panel
-from gradlab.lab.widget.publisher import Publisher
+from gradlab.lab.widget.panel import Panel, View
 from gradlab.lab.widget.runner import CLOSE_SECONDS, Runner
 
 # Debounce: a slider that is dragged changes again within this time, so values it passes through start no training.
 DRAG_SECONDS = 0.06
+STOP_SECONDS = 0.05  # in which most runs stop
+SHOW_SECONDS = 0.2  # between two pictures of a run for which a cell waits
 POINTS = 200  # earlier runs that stay in the views against k
+HINT = "Move k: the arrows, the loss and its noise follow."
+FIRST = "press Run, or change a control"
 
 
 class Session:
@@ -52,16 +59,17 @@ class Session:
         self._writing = False  # True while the lab itself changes its controls
         self.runner = Runner()
         self.controls = controls.build(experiment, self._control_changed, hide, lock)
-        self.pins = pins.Pins(self.repaint)
-        self.panel = Panel(self.controls, self.pins.view, rerun, against, hide)
+        self.pins = pins.Pins()
+        self.panel = Panel(self.controls, rerun, against, hide)
         if (view := self.panel.one_update) is not None:
             steps = self.controls.widgets["accumulation_steps"]
             view.accumulation_steps = steps.value
             ipywidgets.jslink((steps, "value"), (view, "accumulation_steps"))
-        self._publisher = Publisher(self.panel, self.runner, self._shown)
+        self._front = Front(self.panel, self.runner.guard, self._shown)
+        self._begun = False  # whether it has trained, or was told to wait
+        self._moved = False  # whether a control has been changed
         self._show_experiment()
-        self.say("press Run, or change a control")
-        self.repaint()
+        self.say(FIRST)
 
     def connect(self, actions: Mapping[str, Callable[[], object]]) -> None:
         """Connect the buttons and switches.
@@ -76,7 +84,8 @@ class Session:
         panel.switches["slow"].observe(lambda change: self._change_pace(slow=change["new"]), names="value")
         panel.switches["code"].observe(lambda change: self._list_code(), names="value")
         panel.switches["more"].observe(lambda change: panel.show_more(change["new"]), names="value")
-        panel.against.observe(lambda change: self.repaint("accuracy"), names="value")
+        panel.against.observe(lambda change: self._front.tell(), names="value")
+        panel.charts.on_msg(lambda _, message, buffers: self._hear(message))
 
     @property
     def state(self) -> State:
@@ -110,8 +119,9 @@ class Session:
                 self.runner.stop()
                 self._keep_point(self.runner.current)
             self._show_pause(paused)
-            self.runner.start(Run(self.experiment, pace, news=self._publisher.news, delay=delay))
-            self._publisher.wake()
+            self._begun = True
+            self.runner.start(Run(self.experiment, pace, delay=delay))
+            self._front.tell()
 
     def step(self, update: bool) -> None:
         """Pause, and show one more micro-batch, or the rest of its window. If no run is under way, start one."""
@@ -122,30 +132,31 @@ class Session:
         self._show_pause(True)
         if self.runner.current is not None:
             self.runner.current.pace.step(update)
-        self._publisher.wake()
+        self._front.tell()
 
     def stop(self) -> None:
         """Stop the current run."""
         if self.runner.current is not None:
             self.runner.stop()
-            self._publisher.wake()
+            self.runner.current.over.wait(STOP_SECONDS)
+            self._front.tell()
 
     def reset(self) -> None:
         """Stop the run, and restore the controls and plots to their initial state, except for the pinned runs."""
         self.stop()
         with self.runner.guard:
             self.runner.forget()
-            self._publisher.refusal, self.experiment = "", self.preset
-            self._points = []
+            self._front.refusal, self.experiment = "", self.preset
+            self._points, self._begun, self._moved = [], True, False
             self.write(self.preset)
             self._show_pause(False)
             self.panel.progress.value = 0
             self.panel.narrate("")
-            self.say("press Run, or change a control")
+            self.say(FIRST)
             if self.panel.one_update is not None:
                 self.panel.one_update.reset()
         self._show_experiment()
-        self.repaint()
+        self._front.tell()
 
     def write(self, experiment: Experiment) -> None:
         """Set the controls to an experiment, without the reactions to their changes."""
@@ -163,32 +174,60 @@ class Session:
         except (OSError, ValueError) as error:
             self.say(f"not written: {error}")
 
-    def repaint(self, *names: str) -> None:
-        """Redraw these views, or all of them if none is named."""
-        shown = self._shown(self.runner.current)
-        for name in self.panel.shown:
-            if not names or name in names:
-                self._publisher.paint(shown, name)
+    def pictures(self) -> dict[str, View]:
+        """The views that are not hidden, by name, as pictures of the present numbers."""
+        run, shown = self._shown()
+        if run is not None:
+            shown = replace(shown, result=run.result())
+        toy = self.panel.one_update
+        first = {} if toy is None else {"toy": View(*toy.picture(toy.towers * toy.accumulation_steps))}
+        return first | {name: View(*views.picture(name, shown)) for name in self.panel.charts.shown}
+
+    def show(self) -> None:
+        """Show how far the current run is."""
+        self._front.show_counters()
 
     def wait(self, timeout: float) -> None:
         """Wait until the current run is over and shown, at most `timeout` seconds."""
-        self._publisher.join(timeout)
+        end = time.monotonic() + timeout
+        while (run := self.runner.current) is not None and not run.over.wait(min(SHOW_SECONDS, timeout)):
+            self._front.push()
+            if time.monotonic() > end:
+                return
+        self._front.push()
 
     def end(self) -> None:
-        """Stop the run and the drawing."""
-        self._publisher.close()
+        """Stop the run."""
         self.runner.stop()
 
     def join(self) -> None:
-        """Wait until the threads have ended."""
+        """Wait until the thread has ended."""
         self.runner.join(CLOSE_SECONDS)
-        self._publisher.join(CLOSE_SECONDS)
+
+    def _hear(self, message: Mapping) -> None:
+        """React to a message from the page's views."""
+        if "ask" in message:
+            self._front.answer(message)
+        elif "seen" in message and not self._begun and self.panel.rerun.value:
+            self.start()
+        elif "rename" in message:
+            self.pins.rename(self._front.result_of(message["rename"]), str(message["name"]))
+            self._front.tell()
+        elif "remove" in message:
+            self.pins.remove(self._front.result_of(message["remove"]))
+            self._front.tell()
+
+    def pin(self, name: str, result: Result) -> None:
+        """Keep a result for comparison."""
+        self.pins.add(name, result)
+        self._front.tell()
 
     def _control_changed(self) -> None:
         if self._writing or not self._read():
             return
         if self.panel.rerun.value:
             self.runner.stop()  # at once: the old run would compete with what follows for the processor
+        self._moved = True
         self._show_experiment()
         if self.panel.rerun.value:
             self.start(delay=DRAG_SECONDS)
@@ -202,11 +241,11 @@ class Session:
             self.experiment = self.controls.read(self.experiment, self._seed)
         except ValueError as error:
             with self.runner.guard:
-                self._publisher.refusal = str(error)
+                self._front.refusal = str(error)
                 self.stop()
-                self.panel.show_status(Status("not run", self._publisher.refusal))
+                self.panel.show_status(Status("not run", self._front.refusal))
             return False
-        self._publisher.refusal = ""
+        self._front.refusal = ""
         return True
 
     def _keep_point(self, run: Run) -> None:
@@ -220,7 +259,7 @@ class Session:
     def _change_pace(self, paused: bool | None = None, slow: bool | None = None) -> None:
         if self.runner.current is not None and not self._writing:
             self.runner.current.pace.set(paused, slow)
-            self._publisher.wake()
+            self._front.tell()
 
     def _show_pause(self, paused: bool) -> None:
         """Set the switch "pause" without changing the pace."""
@@ -241,15 +280,16 @@ class Session:
 
     def _show_experiment(self) -> None:
         with self.runner.guard:
-            self.panel.show_batch(self.experiment)
+            self.panel.show_batch(self.experiment, HINT if not self._moved else "")
 
-    def _shown(self, run: Run | None) -> views.Shown:
+    def _shown(self) -> tuple[Run | None, views.Shown]:
+        """The current run, and what the views draw besides its result."""
+        run = self.runner.current
         experiment = run.experiment if run is not None else self.experiment
-        return views.Shown(
+        return run, views.Shown(
             experiment,
             name=f"now: {presets.name(experiment, self.preset)}",
-            result=run.result() if run is not None else None,
-            **({} if run is None else {"window": run.window()}),
+            window=np.zeros(0) if run is None else run.window(),
             pinned=self.pins.runs,
             points=self._points,
             against=self.panel.against.value,

@@ -123,7 +123,7 @@ def noise(shown: Shown) -> Figure:
 
     Earlier runs are shown if their micro-batches are of the same size.
     """
-    figure, axes = _panel("noise of the window's loss (nats)")
+    figure, axes = _panel("noise of the loss (nats)")
     result = shown.result
     now = [Point.of(result)] if result is not None and min(result.updates) >= POINT_UPDATES else []
     alike = [p for p in shown.points if p.experiment.microbatch_size == shown.experiment.microbatch_size]
@@ -175,7 +175,7 @@ def cost(shown: Shown) -> Figure:
         against_k(each, [1, 2, 5, 10, 20, 50])
         each.set_xlim(0.85, max(60, shown.experiment.accumulation_steps))
     axes[0].set_xlabel("")
-    axes[0].set_title("time and peak memory of an update", fontsize=9, loc="left")
+    axes[0].set_title("cost of an update", fontsize=9, loc="left")
     for point in now:
         words = [f"an update takes {point.milliseconds:.1f} ms; peak memory of the process: {point.mebibytes:.0f} MiB"]
     return _done(figure, axes[0], words, *axes)

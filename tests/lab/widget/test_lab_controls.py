@@ -40,7 +40,7 @@ def test_what_the_lab_says_after_a_run_is_not_replaced_by_the_end_of_the_run(mak
     lab = make(rerun=False)
     run_to_the_end(lab)
     widget(lab, "accumulation_steps").value = 7
-    lab.stop()  # wakes the thread that shows the run, which may also still be at work when the control changes
+    lab.stop()  # shows how far the run is
     lab.wait()
     assert "the controls have changed: press Run" in lab.status
 

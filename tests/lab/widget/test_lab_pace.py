@@ -14,16 +14,13 @@ from gradlab.lab.widget.live_run import Pace, Run, State
 SHORT = Experiment(model="dense", method="microbatched", accumulation_steps=3, updates=2, seeds=2)
 
 
-class Recorder(threading.Event):
-    """An event that notes what `read` gives each time the event is set."""
+class Recorded(Run):
+    """A run that notes its sentences."""
 
-    def __init__(self, read):
-        super().__init__()
-        self.read, self.seen = read, []
-
-    def set(self):
-        self.seen.append(self.read())
-        super().set()
+    def __setattr__(self, name, value):
+        super().__setattr__(name, value)
+        if name == "narration" and value:
+            vars(self).setdefault("said", []).append(value)
 
 
 @pytest.fixture
@@ -122,9 +119,9 @@ def test_pause_holds_a_run_and_resumes_it(make):
 
 def test_slow_motion_names_every_micro_batch_and_update(monkeypatch):
     monkeypatch.setattr(live_run, "SLOW_SECONDS", 0.01)
-    slow = Run(SHORT, Pace(slow=True), news=Recorder(lambda: slow.narration))
+    slow = Recorded(SHORT, Pace(slow=True))
     slow.work()
-    said = [sentence for i, sentence in enumerate(slow.news.seen) if sentence not in ("", slow.news.seen[i - 1])]
+    said = slow.said
     assert len(said) == 2 * (3 + 1)
     for update, window in enumerate((said[:4], said[4:]), 1):
         for number, sentence in enumerate(window[:3], 1):

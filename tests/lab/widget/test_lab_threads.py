@@ -1,66 +1,32 @@
 """The threads of the lab: an old run is never shown over a new one, faults are shown, and everything ends."""
 
 import pathlib
-import threading
 
-import ipywidgets
+import numpy as np
 import pytest
-from events import LIMIT, wait_until
-from lab_widgets import lab_threads, run_to_the_end, updates_made, widget
+from events import wait_until
+from lab_widgets import Page, lab_threads, run_to_the_end, updates_made, widget
 
 from gradlab.lab.experiments import models
-from gradlab.lab.experiments.experiment import Experiment
-from gradlab.lab.widget import live_run, views
-from gradlab.lab.widget.controls import Controls
-from gradlab.lab.widget.live_run import Run, State
-from gradlab.lab.widget.panel import Panel
-from gradlab.lab.widget.publisher import Publisher
-from gradlab.lab.widget.runner import Runner
-from gradlab.lab.widget.views import Shown
+from gradlab.lab.widget import live_run
+from gradlab.lab.widget.live_run import State
+from gradlab.lab.widget.trace import Trace
 
 
-def test_a_view_of_an_old_run_that_is_still_being_drawn_is_not_shown(make, monkeypatch):
-    """The publisher is held while it draws the old run, and let go when the new run is the current one."""
-    drawing, changed, old, picture = threading.Event(), threading.Event(), [], views.picture
-
-    def slow_picture(name, shown):
-        png, description = picture(name, shown)
-        if name == "losses" and shown.result is not None and shown.experiment.accumulation_steps == 5 and not old:
-            old.append(description)
-            drawing.set()
-            assert changed.wait(LIMIT)
-        return png, description
-
+def test_an_answer_is_of_the_current_run_alone(make):
+    """While the old run still ends, the page gets nothing of it any more."""
     lab = make(updates=100_000)
-    monkeypatch.setattr(views, "picture", slow_picture)
+    page = Page(lab)
     lab.run()
-    assert drawing.wait(LIMIT)
-    shown = []
-    widget(lab, "words-losses").observe(lambda change: shown.append(change["new"]), names="value")
+    wait_until(lambda: page.ask()["runs"] and page.last["runs"][0]["counts"][0] > 3)
+    old = page.last["runs"][0]["number"]
     widget(lab, "accumulation_steps").value = 2
-    changed.set()
-    wait_until(lambda: "now: k = 2" in lab.views["losses"].description)
+    [run] = page.ask()["runs"]
+    assert run["number"] != old and run["name"] == "now: k = 2, b = 20" and run["k"] == 2
+    wait_until(lambda: page.ask()["runs"][0]["counts"][0] > 3)
     lab.stop()
     lab.wait()
-    assert shown and not any("now: k = 5" in description for description in shown)
-
-
-def test_the_publisher_shows_the_current_run_alone():
-    panel = Panel(Controls({}, [], []), ipywidgets.HBox(), rerun=True, against="updates", hide=())
-    runner = Runner()
-    publisher = Publisher(panel, runner, lambda run: Shown(run.experiment, "now"))
-    old, new = (Run(Experiment(accumulation_steps=k)) for k in (1, 2))
-    for run in (old, new):
-        run.over.set()  # nothing to train: the worker ends at once
-        runner.start(run)
-    before = panel.status, panel.views, panel.progress.value
-    publisher.show_counters(old)
-    publisher.paint(Shown(old.experiment, "old"), "losses", old)
-    assert (panel.status, panel.views, panel.progress.value) == before
-    publisher.show_counters(new)
-    publisher.paint(Shown(new.experiment, "new"), "losses", new)
-    assert panel.status == new.status() and panel.views["losses"] != before[1]["losses"]
-    runner.join(LIMIT)
+    np.testing.assert_array_equal(page.rows["now: k = 2, b = 20"], Trace.of(lab.result).rows(0))
 
 
 def test_a_fault_in_the_worker_is_shown(make, monkeypatch):
@@ -81,22 +47,6 @@ def test_a_fault_in_the_worker_is_shown(make, monkeypatch):
     assert "Traceback" not in line.value
 
 
-def test_a_fault_in_the_drawing_is_shown(make, monkeypatch):
-    picture = views.picture
-
-    def breaks(name, shown):
-        if name == "losses":
-            raise ZeroDivisionError("no axes")
-        return picture(name, shown)
-
-    lab = make()
-    monkeypatch.setattr(views, "picture", breaks)
-    lab.run()
-    lab.wait()
-    assert lab.status == "not shown: ZeroDivisionError: no axes"
-    assert "Traceback" in widget(lab, "status").value
-
-
 def test_a_run_that_diverges_says_what_to_try(make):
     lab = make(optimizer="sgd", learning_rate=1e30, updates=50)
     lab.run()
@@ -104,27 +54,12 @@ def test_a_run_that_diverges_says_what_to_try(make):
     assert lab.status.startswith("diverged: seeds 0, 1 of 2: ") and "try a smaller learning rate" in lab.status
 
 
-def test_closing_waits_for_the_threads_and_draws_no_further_view(make, monkeypatch):
-    """The publisher is held in the middle of drawing a view until the lab is being closed."""
-    drawing, closing, drawn, picture = threading.Event(), threading.Event(), [], views.picture
-
-    def held_picture(name, shown):
-        drawn.append(name)
-        drawing.set()
-        assert closing.wait(LIMIT)
-        return picture(name, shown)
-
+def test_closing_stops_the_run_and_waits_for_its_thread(make):
     lab = make(updates=100_000, hide=())
     lab.run()
     wait_until(lambda: updates_made(lab) > 3)
-    monkeypatch.setattr(views, "picture", held_picture)
-    assert drawing.wait(LIMIT)
-    closer = threading.Thread(target=lab.close)
-    closer.start()
-    wait_until(lambda: lab.state in (State.STOPPING, State.FINISHED))
-    closing.set()
-    closer.join()
-    assert len(drawn) == 1 < len(lab.views) - 1  # the view that was being drawn, not every view but the toy
+    assert lab_threads()
+    lab.close()
     assert not lab_threads()
     assert lab.result.endings == ("stopped", "stopped")
 

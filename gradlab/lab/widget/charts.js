@@ -1,0 +1,274 @@
+/** The five views of a training on the page: asking Python for numbers, drawing them, and reading values from them. */
+import { fitted, looks } from "./canvas.js";
+import { boxes, colorOf, drawPlot, latest, merged, nearest, places, stepped, styleOf, STYLES, VIEWS, words } from "./plots.js";
+
+const PATIENCE = 10000; // milliseconds without an answer, after which the page says so and asks again
+
+const el = (tag, properties = {}, ...children) => {
+  const made = Object.assign(document.createElement(tag), properties);
+  made.append(...children);
+  return made;
+};
+
+/** A view: its canvas, what is read from it, and its words. */
+function chart(name, data, root) {
+  const canvas = el("canvas", { tabIndex: 0 });
+  canvas.setAttribute("role", "application");
+  canvas.setAttribute("aria-label", `${VIEWS[name].title}. The arrow keys read values.`);
+  const readout = el("div", { className: "gradlab-readout", hidden: true });
+  const said = el("span", { className: "gradlab-unseen" });
+  said.setAttribute("aria-live", "polite");
+  const described = el("span", { className: `gradlab-unseen gradlab-words-${name}` });
+  const last = el("span", { className: "gradlab-latest" });
+  const head = el("div", { className: "gradlab-head" }, el("b", { textContent: VIEWS[name].title }), last);
+  const node = el("div", { className: `gradlab-view gradlab-view-${name}` }, head, canvas, readout, said, described);
+  node.dataset.view = name;
+  let cursor = null;
+  let frame = null;
+
+  function draw() {
+    frame = null;
+    described.textContent = words(name, data());
+    last.textContent = latest(name, data());
+    node.dataset.updates = data().runs[0]?.counts[0] ?? 0;
+    const { context, width, height } = fitted(canvas);
+    if (!width || !height) return; // hidden: the next resize draws
+    const plots = VIEWS[name].plots(data());
+    const colors = looks(root);
+    boxes(plots.length, width, height).forEach((box, i) => drawPlot(context, plots[i], box, colors, cursor));
+    show(plots, boxes(1, width, height)[0], colors);
+  }
+
+  /** Show what is read beside the place where it is read. */
+  function show(plots, box, colors) {
+    const found = cursor === null ? [] : plots.map((plot) => nearest(plot, cursor)).filter(Boolean);
+    readout.hidden = !found.length;
+    readout.replaceChildren();
+    said.textContent = "";
+    if (!found.length) return;
+    const values = found.flatMap((each) => each.values);
+    readout.append(el("b", { textContent: found[0].said }));
+    for (const { name: run, style, said: value } of values) {
+      const mark = el("span", { textContent: style === null ? "○" : STYLES[style].mark });
+      mark.style.color = colorOf(style, colors);
+      readout.append(el("div", {}, mark, ` ${value}`, values.length > 1 ? el("small", { textContent: ` ${run}` }) : ""));
+    }
+    const x = places(plots[0], box).x(found[0].x);
+    const left = x < box.left + box.width / 2;
+    Object.assign(readout.style, { left: left ? `${x + 14}px` : "", right: left ? "" : `${canvas.clientWidth - x + 4}px` });
+    said.textContent = `${found[0].said}: ${values.map(({ name: run, said: value }) => `${run} ${value}`).join(", ")}`;
+  }
+
+  function schedule() {
+    frame = frame ?? requestAnimationFrame(draw);
+  }
+
+  function read(place) {
+    cursor = place;
+    schedule();
+  }
+
+  canvas.addEventListener("pointermove", (event) => {
+    const [plot] = VIEWS[name].plots(data());
+    read(places(plot, boxes(1, canvas.clientWidth, canvas.clientHeight)[0]).valueAt(event.offsetX));
+  });
+  canvas.addEventListener("pointerleave", () => read(null));
+  canvas.addEventListener("blur", () => read(null));
+  canvas.addEventListener("keydown", (event) => {
+    const [plot] = VIEWS[name].plots(data());
+    const far = { Home: [null, 1], End: [null, -1], Escape: [null, 0] }[event.key];
+    const step = { ArrowLeft: -1, ArrowRight: 1, PageDown: -10, PageUp: 10 }[event.key];
+    if (!far && !step) return;
+    event.preventDefault();
+    read(far ? (far[1] ? stepped(plot, ...far) : null) : stepped(plot, cursor, step));
+  });
+  return { node, canvas, schedule };
+}
+
+/** The chips that name the runs, hide them, and rename and remove pinned ones; below them, their table. */
+function chips(model, hidden, changed) {
+  const list = el("div", { className: "gradlab-chips" });
+  const rows = el("tbody");
+  const heads = el("tr");
+  const table = el("div", { className: "gradlab-table", hidden: true }, el("table", {}, el("thead", {}, heads), rows));
+  const toggle = el("button", { className: "gradlab-toggle", textContent: "table" });
+  const open = (opened) => {
+    table.hidden = !opened;
+    toggle.setAttribute("aria-expanded", opened);
+  };
+  open(false);
+  toggle.addEventListener("click", () => open(table.hidden));
+  toggle.dataset.part = "table";
+  let shown = "";
+
+  function name(run, label, colors) {
+    const mark = el("span", { textContent: STYLES[run.style].mark });
+    mark.style.color = colorOf(run.style, colors);
+    const button = el("button", { className: "gradlab-chip-name", title: "Hide or show this run." }, mark, ` ${label}`);
+    button.setAttribute("aria-pressed", !hidden.has(run.number));
+    button.addEventListener("click", () => {
+      hidden.has(run.number) ? hidden.delete(run.number) : hidden.add(run.number);
+      changed();
+    });
+    return button;
+  }
+
+  function rename(run, chip) {
+    const field = el("input", { value: run.name, className: "gradlab-chip-field" });
+    field.setAttribute("aria-label", "name of the pinned run");
+    let left = false; // a field that is taken away also loses the focus
+    const leave = (send) => {
+      if (left) return;
+      left = true;
+      if (send) model.send({ rename: run.number, name: field.value });
+      field.remove();
+      shown = "";
+      changed();
+    };
+    field.addEventListener("keydown", ({ key }) => (key === "Enter" || key === "Escape") && leave(key === "Enter"));
+    field.addEventListener("blur", () => leave(true));
+    chip.replaceChildren(field);
+    field.focus();
+  }
+
+  function update(runs, now, cells, colors) {
+    const key = JSON.stringify([runs.map((run) => [run.number, run.name, run.style, hidden.has(run.number)]), colors.text]);
+    if (key === shown || list.querySelector("input")) return;
+    shown = key;
+    const focused = document.activeElement?.dataset?.part;
+    list.replaceChildren(...runs.map((run, i) => {
+      const pinned = i > 0 || !now;
+      const chip = el("span", { className: "gradlab-chip" }, name(run, run.name, colors));
+      chip.style.borderColor = colorOf(run.style, colors);
+      const act = (part, text, title, action) => {
+        const button = el("button", { className: `gradlab-${part}`, textContent: text, title: `${title} ${run.name}` });
+        button.addEventListener("click", action);
+        chip.append(button);
+      };
+      if (pinned) {
+        act("rename", "✎", "Rename", () => rename(run, chip));
+        act("remove", "✕", "Remove", () => model.send({ remove: run.number }));
+      }
+      for (const button of chip.children) button.dataset.part = `${run.number} ${button.className}`;
+      return chip;
+    }));
+    const pinned = runs.filter((run) => run.cells.length);
+    if (pinned.length) list.append(toggle);
+    else open(false);
+    [...list.querySelectorAll("button")].find((button) => button.dataset.part === focused)?.focus();
+    const cell = (tag) => (text) => el(tag, { textContent: text });
+    heads.replaceChildren(...["pinned run", ...cells].map(cell("th")));
+    rows.replaceChildren(...pinned.map((run) => el("tr", {}, ...[run.name, ...run.cells].map(cell("td")))));
+  }
+
+  return { list, table, update };
+}
+
+function render({ model, el: root }) {
+  const page = crypto.getRandomValues(new Uint32Array(2)).join("-"); // the name of this view of the widget
+  const known = { sent: [], columns: [], cells: [], now: false, points: [], point: null, window: [], against: "updates" };
+  const experiment = { k: 1, b: 1, updates: null };
+  const store = new Map(); // all runs by number
+  const hidden = new Set(); // numbers of runs
+  let asked = null; // the timer that runs while an answer is expected
+  let again = null; // the timer of the next question
+  let late = false; // whether there was news after the last question
+  let seen = false;
+  let visible = false;
+
+  function data() {
+    const runs = known.sent.map((number) => store.get(number)).filter((run) => !hidden.has(run.number));
+    const current = known.now && runs[0]?.number === known.sent[0] ? runs[0] : null;
+    return { runs, current, experiment, ...known };
+  }
+
+  const charts = model.get("shown").map((name) => chart(name, data, root));
+  const named = chips(model, hidden, redraw);
+  const lost = el("div", { className: "gradlab-lost", hidden: true });
+  lost.setAttribute("role", "alert");
+  root.append(...charts.map(({ node }) => node), lost);
+  if (model.get("chips")) root.append(named.list, named.table);
+
+  function redraw() {
+    charts.forEach(({ schedule }) => schedule());
+    named.update(known.sent.map((number) => store.get(number)), known.now, known.cells, looks(root));
+  }
+
+  function ask() {
+    clearTimeout(again);
+    if (!visible || document.hidden) return;
+    if (asked) {
+      late = true;
+      return;
+    }
+    late = false;
+    const have = Object.fromEntries([...store].map(([number, run]) => [number, run.counts]));
+    asked = setTimeout(complain, PATIENCE);
+    model.send({ ask: page, have, points: known.points.length });
+  }
+
+  function complain() {
+    asked = null;
+    lost.hidden = false;
+    lost.textContent = "No answer from the kernel for 10 seconds: it is busy with a cell, was restarted, or is gone. " +
+      "After a restart, run the cell again.";
+    ask();
+  }
+
+  function take(content, buffers) {
+    if (content.to !== page) return; // for another view of the same lab
+    lost.hidden = true;
+    clearTimeout(asked);
+    asked = null;
+    if (content.fault) return; // the status line says it
+    const floats = ({ buffer, byteOffset, byteLength }) =>
+      new Float32Array(buffer.slice(byteOffset, byteOffset + byteLength));
+    content.runs.forEach((sent, i) => {
+      const before = store.get(sent.number);
+      const has = before ? before.rows.length / content.columns.length : 0;
+      if (sent.first > has) late = true; // rows between are missing
+      else store.set(sent.number, merged(before, sent, content.columns, floats(buffers[2 * i]), floats(buffers[2 * i + 1])));
+    });
+    known.sent = content.runs.map(({ number }) => number).filter((number) => store.has(number));
+    known.sent.forEach((number, i) => { store.get(number).style = styleOf(content.now ? i : i + 1); });
+    [...store.keys()].filter((number) => !known.sent.includes(number)).forEach((number) => store.delete(number));
+    for (const name of ["columns", "cells", "now", "point", "window", "against"]) known[name] = content[name];
+    known.points = content.points ?? known.points;
+    Object.assign(experiment, content.experiment);
+    redraw();
+    if (late) ask();
+    else if (content.again !== null) again = setTimeout(() => requestAnimationFrame(ask), content.again);
+  }
+
+  function look(entries) {
+    visible = entries.at(-1).isIntersecting;
+    if (visible && !seen) model.send({ seen: true }); // Python trains the first run now
+    seen = seen || visible;
+    if (visible) ask();
+  }
+
+  model.on("msg:custom", take);
+  model.on("change:news", ask);
+  document.addEventListener("visibilitychange", ask);
+  const watched = new IntersectionObserver(look);
+  const resized = new ResizeObserver(redraw);
+  charts.forEach(({ canvas }) => resized.observe(canvas));
+  const themed = new MutationObserver(redraw); // JupyterLab names its theme in an attribute of the body
+  themed.observe(document.body, { attributes: true });
+  let waiting = requestAnimationFrame(function begin() {
+    const lab = root.closest(".gradlab-lab");
+    if (lab) watched.observe(lab);
+    else waiting = requestAnimationFrame(begin); // not on the page yet
+  });
+  redraw();
+  return () => {
+    [asked, again].forEach(clearTimeout);
+    cancelAnimationFrame(waiting);
+    model.off("msg:custom", take);
+    model.off("change:news", ask);
+    document.removeEventListener("visibilitychange", ask);
+    [watched, resized, themed].forEach((observer) => observer.disconnect());
+  };
+}
+
+export default { render };

@@ -1,0 +1,177 @@
+"""The conversation with the page: it asks for what is new of the runs, and gets that as numbers, not as pictures.
+
+Everything is sent by the thread that handles the page's message or the notebook's cell. Some hosts drop what other
+threads send, and a page that asks only when it can draw never falls behind.
+"""
+
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from gradlab.lab.experiments.experiment import Experiment
+from gradlab.lab.widget import pins, views
+from gradlab.lab.widget.live_run import Run, State, Status
+from gradlab.lab.widget.panel import Panel
+from gradlab.lab.widget.trace import COLUMNS, Trace
+
+# After so many milliseconds the page asks again; in other states, and while a run is young, after SOON.
+ASK_AGAIN = {State.RUNNING: 100, State.PAUSED: 200}
+SOON = 30
+PAGES = 4  # that are told without being asked: the last ones that asked
+POINT_SHARE = 0.01  # of the time goes at most into the current run's point in the views against k
+
+
+class Front:
+    """Answers the page, and shows how far the current run is.
+
+    Args:
+        panel: the widgets to update.
+        guard: the lock to hold meanwhile. JupyterLab may deliver two messages on two threads.
+        shown: a function without arguments that returns the current run, if there is one, and what the views draw.
+
+    Attributes:
+        refusal: why the values of the controls cannot be run, or "". While set, the status line of a run that is
+            still ending does not replace it.
+    """
+
+    def __init__(self, panel: Panel, guard: threading.RLock, shown: Callable[[], tuple[Run | None, views.Shown]]):
+        self._panel, self._guard, self._shown = panel, guard, shown
+        self._said: tuple[Run, Status] | None = None  # the last status that was shown
+        self._broken: Run | None = None  # the run that could not be shown
+        self._traces: dict[int, tuple[object, Trace]] = {}  # for the id of each run and of each pinned result
+        self._point: tuple[Run, views.Point | None, float] | None = None  # and when it is due again
+        self._pages: dict[str, dict] = {}  # what each page that has asked has by now
+        self.refusal = ""
+
+    def tell(self) -> None:
+        """Show the current run's progress, and let the page ask for the rest."""
+        self.show_counters()
+        self._panel.charts.news += 1
+
+    def show_counters(self) -> None:
+        """Show the progress, narration and status of the current run.
+
+        A status is shown once, so that it does not replace a sentence that the lab has shown since then.
+        """
+        with self._guard:
+            run, _ = self._shown()
+            if run is None:
+                return
+            self._panel.progress.value = run.progress
+            self._panel.narrate(run.narration)
+            said = run, run.status()
+            if not self.refusal and said != self._said and run is not self._broken:
+                self._panel.show_status(said[1])
+                self._said = said
+
+    def answer(self, asked: Mapping[str, Any]) -> None:
+        """Send a page what it does not have yet.
+
+        Args:
+            asked: "ask", the page's name; "have", the updates by seed that it has of each run; "points", the number of
+                earlier points that it has.
+        """
+        with self._guard:
+            try:
+                self._send(asked)
+                self.show_counters()  # after the numbers, so that a run called finished is drawn
+            except Exception as error:
+                sentence = f"{type(error).__name__}: {error}"
+                self._panel.show_status(Status("not shown", sentence, traceback.format_exc()))
+                self._panel.charts.send({"to": asked["ask"], "fault": sentence})
+                if (run := self._shown()[0]) is not None:
+                    self._broken = run
+                    run.stop.set()
+
+    def push(self) -> None:
+        """Do what the pages would ask for. While a cell waits for a run, the kernel may not hear them."""
+        with self._guard:
+            self.show_counters()
+            for asked in list(self._pages.values()):
+                self.answer(asked)
+
+    def result_of(self, number: object) -> object:
+        """The run or the pinned result that the page knows by this number, or None."""
+        return next((key for key, trace in self._traces.values() if trace.number == number), None)
+
+    def _send(self, asked: Mapping[str, Any]) -> None:
+        run, shown = self._shown()
+        over = run is None or run.over.is_set()  # read first, so that what is sent is complete
+        have = asked.get("have") or {}
+        runs, buffers = [], []
+        for trace, name, experiment, cells in self._runs(run, shown):
+            first = trace.first_new(have.get(str(trace.number), ()))
+            buffers += [trace.rows(first).tobytes(), trace.dots(first).tobytes()]
+            sent = {"number": trace.number, "name": name, "first": first, "counts": list(trace.counts), "cells": cells}
+            runs.append(sent | {"perUpdate": trace.dots(0).shape[1]} | _facts(experiment))
+        points = [_plain(point) for point in shown.points]
+        content = {
+            "to": asked["ask"],
+            "runs": runs,
+            "now": run is not None,  # whether the first of the runs is the current one
+            "columns": list(COLUMNS),
+            "cells": list(pins.COLUMNS),
+            "points": None if asked.get("points") == len(points) else points,
+            "point": _plain(self._current_point(run, over)),
+            "window": [float(loss) for loss in shown.window],
+            "against": shown.against,
+            "experiment": _facts(shown.experiment),
+            "again": None if over or run is None else SOON if run.young else ASK_AGAIN.get(run.state, SOON),
+        }
+        self._panel.charts.send(content, buffers)
+        known = {str(each["number"]): each["counts"] for each in runs}
+        self._pages.pop(asked["ask"], None)
+        self._pages = dict(list(self._pages.items())[1 - PAGES :])
+        self._pages[asked["ask"]] = {"ask": asked["ask"], "have": known, "points": len(points)}
+
+    def _runs(self, run: Run | None, shown: views.Shown) -> list[tuple[Trace, str, Experiment, list[str]]]:
+        """Trace, name, experiment and row in the table of the current run, which has no row, and of the pinned runs."""
+        kept, self._traces = self._traces, {}
+        found: list[tuple[Trace, str, Experiment, list[str]]] = []
+
+        def trace_of(key: object, make: Callable[[], Trace]) -> Trace:
+            made = kept.get(id(key)) or (key, make())  # the key is kept alive, so nothing else gets its id
+            self._traces[id(key)] = made
+            return made[1]
+
+        if run is not None:
+            trace = trace_of(run, partial(Trace, run.experiment))
+            trace.grow(run.shown_updates())
+            found.append((trace, shown.name, run.experiment, []))
+        for name, result in shown.pinned:
+            trace = trace_of(result, partial(Trace.of, result))
+            found.append((trace, name, result.experiment, pins.summary(result)))
+        return found
+
+    def _current_point(self, run: Run | None, over: bool) -> views.Point | None:
+        """The point of the current run; while it runs, computed so seldom that it takes little time."""
+        if run is None:
+            return None
+        if self._point is None or self._point[0] is not run or over or time.monotonic() >= self._point[2]:
+            began = time.monotonic()
+            result = run.result()
+            point = None if result is None else views.Point.of(result)
+            ended = time.monotonic()
+            self._point = run, point, ended + max(0.5, (ended - began) / POINT_SHARE)
+        return self._point[1]
+
+
+def _facts(e: Experiment) -> dict[str, Any]:
+    """What the page must know of an experiment."""
+    return {
+        "k": e.towers * e.accumulation_steps,
+        "b": e.microbatch_size,
+        "batch": e.effective_batch,
+        "updates": e.updates,
+    }
+
+
+def _plain(point: views.Point | None) -> dict[str, Any] | None:
+    """A point as the page gets it: numbers that are not finite are None, which JSON can say."""
+    if point is None:
+        return None
+    numbers = {name: value for name, value in vars(point).items() if name != "experiment"}
+    return _facts(point.experiment) | {n: v if abs(v) < float("inf") else None for n, v in numbers.items()}

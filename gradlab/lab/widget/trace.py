@@ -1,0 +1,112 @@
+"""What the page draws of a run: a row of numbers for each update, computed once, when the update is new."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from gradlab.lab.experiments.experiment import Experiment
+from gradlab.lab.experiments.result import AXES, Result
+from gradlab.lab.experiments.training import Update
+from gradlab.lab.figures.curves import mean_and_deviation
+from gradlab.measure.noise import RunningMean
+from gradlab.measure.noise_scale import estimates
+
+# Means over seeds; accuracies in percent, deviations: one standard deviation over seeds.
+COLUMNS = ("loss", "lossDeviation", "accuracy", "accuracyDeviation", "examples", "seconds", "noiseScale")
+DOTS = 8  # micro-batches of the first seed that are drawn of each update, at most
+SMOOTHING = 0.95  # of the noise scale, as in views.scale
+
+_LOSS, _ACCURACY, _EXAMPLES, _SECONDS, _VARIANCE, _SQUARED = range(6)  # what is kept of each seed and update
+_NUMBERS = itertools.count(1)
+
+
+class Trace:
+    """The numbers of one run. They only grow; what has been computed of an update never changes.
+
+    Args:
+        experiment: the run's experiment.
+
+    Attributes:
+        number: a number that no other trace has, by which the page knows the run.
+        counts: the updates of each seed so far.
+    """
+
+    def __init__(self, experiment: Experiment):
+        self.number = next(_NUMBERS)
+        self._seeds = experiment.seed_numbers
+        self._experiment = experiment
+        self.counts = [0] * len(self._seeds)
+        self._kept = np.full([len(self._seeds), 64, 6], np.nan)
+        self._dots = np.full([64, min(DOTS, experiment.towers * experiment.accumulation_steps)], np.nan, np.float32)
+        self._means = [(RunningMean(SMOOTHING), RunningMean(SMOOTHING)) for _ in self._seeds]
+
+    @classmethod
+    def of(cls, result: Result) -> "Trace":
+        """The trace of a result."""
+        trace = cls(replace(result.experiment, seeds=result.seeds))
+        for number, updates in enumerate(result.updates):
+            along = {
+                name: getattr(result, name)[number : number + 1, :updates] for name in AXES if "update" in AXES[name]
+            }
+            trace._add(number, replace(result, **along))
+        return trace
+
+    def grow(self, updates: Mapping[int, Sequence[Update]]) -> None:
+        """Take over the updates that are new.
+
+        Args:
+            updates: all updates so far, by seed.
+        """
+        for seed, made in updates.items():
+            number = self._seeds.index(seed)
+            if new := made[self.counts[number] :]:
+                self._add(number, Result.of_updates(self._experiment, seed, new, "stopped", np.nan, {}))
+
+    def first_new(self, known: Sequence[int]) -> int:
+        """The first row that a page does not have which knows so many updates of each seed."""
+        if len(known) != len(self.counts):
+            return 0
+        return min((old for old, now in zip(known, self.counts) if old != now), default=max(self.counts))
+
+    def rows(self, first: int) -> np.ndarray:
+        """The rows from that update on, with a column for each of `COLUMNS`; float32, NaN where there is no number."""
+        kept = self._kept[:, first : max(self.counts)]
+        loss, accuracy = (mean_and_deviation(kept[..., column]) for column in (_LOSS, _ACCURACY))
+        others = (mean_and_deviation(kept[..., c])[0] for c in (_EXAMPLES, _SECONDS, _VARIANCE, _SQUARED))
+        examples, seconds, variance, squared = others
+        scale = np.where(squared > 0, variance / np.where(squared > 0, squared, 1), np.nan)
+        return np.stack([*loss, *accuracy, examples, seconds, scale], axis=1).astype(np.float32)
+
+    def dots(self, first: int) -> np.ndarray:
+        """Losses of micro-batches of the first seed, evenly chosen: float32, a row for each update from that one on."""
+        return self._dots[first : self.counts[0]]
+
+    def _add(self, number: int, new: Result) -> None:
+        """Add the updates of one seed, given as a result of them alone."""
+        first, last = self.counts[number], self.counts[number] + new.losses.shape[1]
+        if first == last:
+            return
+        self._reserve(last)
+        rows = self._kept[number, first:last]
+        examples, seconds = self._kept[number, first - 1, [_EXAMPLES, _SECONDS]] if first else (0.0, 0.0)
+        rows[:, _LOSS] = new.window_losses[0]
+        rows[:, _ACCURACY] = 100 * new.accuracies[0]
+        rows[:, _EXAMPLES] = examples + new.examples[0]
+        rows[:, _SECONDS] = seconds + np.cumsum(new.update_seconds[0])
+        weights = new.weights[0]
+        found = estimates(np.where(weights > 0, new.gradient_norms[0], 0), new.window_gradient_norms[0], weights)
+        for column, mean, values in zip((_VARIANCE, _SQUARED), self._means[number], found):
+            rows[:, column] = mean.extend(values)
+        if number == 0:
+            k = new.losses.shape[2]
+            chosen = np.arange(self._dots.shape[1]) * k // self._dots.shape[1]
+            self._dots[first:last] = new.losses[0][:, chosen]
+        self.counts[number] = last
+
+    def _reserve(self, rows: int) -> None:
+        """Make room for so many updates: twice as many each time, so that adding takes constant time."""
+        while self._kept.shape[1] < rows:
+            self._kept = np.concatenate([self._kept, np.full_like(self._kept, np.nan)], axis=1)
+            self._dots = np.concatenate([self._dots, np.full_like(self._dots, np.nan)])

@@ -1,0 +1,227 @@
+"""The views of a training in a real Chromium: what they draw beside what Python draws, and what is read from them."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from lab_page import SCREENSHOTS, Lab, choose_menu, run_notebook, until
+from synthetic_results import synthetic
+
+from gradlab.lab.widget import views
+from gradlab.lab.widget.bundle import module
+from gradlab.lab.widget.trace import COLUMNS, Trace
+from gradlab.lab.widget.views import Point, Shown
+
+pytestmark = pytest.mark.browser
+
+NOW, OTHER = synthetic(4), synthetic(8)
+FULL = Shown(NOW.experiment, "now", NOW, pinned=[("other", OTHER)], points=[Point.of(OTHER)])
+PLOTS = """async ([source, runs, data]) => {
+    const module = await import(URL.createObjectURL(new Blob([source], {type: "text/javascript"})));
+    const floats = (values) => new Float32Array(values.map((value) => value ?? NaN));
+    const known = runs.map(({rows, dots, ...sent}, i) => ({
+        ...module.merged(undefined, sent, data.columns, floats(rows), floats(dots)),
+        style: module.styleOf(i),
+    }));
+    const all = {...data, runs: known, current: known[0]};
+    const found = Object.entries(module.VIEWS).map(([name, {title, plots}]) =>
+        [name, {title, plots: plots(all), words: module.words(name, all), latest: module.latest(name, all)}]);
+    const places = {losses: 17.3, accuracy: 500, noise: 7};
+    const read = Object.entries(places).map(([name, x]) => module.nearest(module.VIEWS[name].plots(all)[0], x));
+    return JSON.stringify({...Object.fromEntries(found), read});
+}"""
+
+
+@pytest.fixture
+def compute(browser):
+    """A function that calls a function of the page's module."""
+    page = browser.new_page()
+    yield lambda code, *arguments: page.evaluate(code, [module("canvas", "plots", "charts"), *arguments])
+    page.close()
+
+
+def sent(result, name: str) -> dict:
+    """A run as the page gets it, whole."""
+    trace, e = Trace.of(result), result.experiment
+    arrays = {"rows": trace.rows(0), "dots": trace.dots(0)}
+    numbers = {n: [None if np.isnan(value) else float(value) for value in a.ravel()] for n, a in arrays.items()}
+    about = {"number": trace.number, "name": name, "first": 0, "counts": trace.counts}
+    about |= {"perUpdate": trace.dots(0).shape[1], "k": e.accumulation_steps, "b": 20, "batch": e.effective_batch}
+    return about | numbers
+
+
+def point(result) -> dict:
+    e = result.experiment
+    known = dataclasses.asdict(Point.of(result)) | {"k": e.accumulation_steps, "b": e.microbatch_size}
+    return {name: value for name, value in known.items() if name != "experiment"}
+
+
+@pytest.mark.parametrize("against", ["updates", "examples", "seconds"])
+def test_the_page_draws_what_python_draws(compute, against):
+    shown = dataclasses.replace(FULL, against=against)
+    data = {
+        "columns": list(COLUMNS),
+        "points": [point(OTHER)],
+        "point": point(NOW),
+        "window": [1.5, 1.7],
+        "against": against,
+        "experiment": {"k": 4, "b": 20, "updates": 40},
+    }
+    found = json.loads(compute(PLOTS, [sent(NOW, "now"), sent(OTHER, "other")], data))
+    for name in ("losses", "accuracy", "noise", "cost"):
+        assert found[name]["words"] == views.picture(name, shown)[1], name
+        drawn = getattr(views, name)(shown).axes
+        for plot, axes in zip(found[name]["plots"], drawn, strict=True):
+            assert (plot["y"]["from"], plot["y"]["to"]) == pytest.approx(axes.get_ylim(), rel=1e-5), name
+            lines = {line.get_label(): line for line in axes.get_lines()}
+            for series in plot["series"]:
+                if series["name"] not in lines:
+                    continue
+                np.testing.assert_allclose(series["xs"], lines[series["name"]].get_xdata(), rtol=1e-5)
+                np.testing.assert_allclose(series["ys"], lines[series["name"]].get_ydata(), rtol=1e-5)
+    assert [len(series["xs"]) for series in found["losses"]["plots"][0]["series"]] == [40, 40]
+    assert [len(series["xs"]) for series in found["accuracy"]["plots"][0]["series"]] == [4, 4]
+    losses = found["losses"]["plots"][0]
+    np.testing.assert_allclose(np.array(losses["dots"])[:, 1], NOW.losses[0].ravel(), rtol=1e-5)
+    np.testing.assert_allclose(np.array(losses["dots"])[:4, 0], [0.125, 0.375, 0.625, 0.875])
+    assert losses["marked"] == [[40.25, 1.5], [40.75, 1.7]]
+    np.testing.assert_allclose(losses["series"][0]["band"], NOW.window_losses.std(axis=0, ddof=1), rtol=1e-4)
+
+
+def test_noise_scale_and_points_are_pythons(compute):
+    data = {
+        "columns": list(COLUMNS),
+        "points": [point(OTHER), point(synthetic(2, b=7))],
+        "point": point(NOW),
+        "window": [],
+    }
+    data |= {"against": "updates", "experiment": {"k": 4, "b": 20, "updates": 40}}
+    found = json.loads(compute(PLOTS, [sent(NOW, "now"), sent(OTHER, "other")], data))
+    [scale] = found["scale"]["plots"]
+    drawn = {line.get_label(): line for line in views.scale(FULL).axes[0].get_lines()}
+    for series, batch in zip(scale["series"], (80, 160)):
+        there = np.isfinite(drawn[series["name"]].get_ydata())
+        np.testing.assert_allclose(series["ys"], drawn[series["name"]].get_ydata()[there], rtol=1e-4)
+        assert [batch] * 2 in [[y for _, y in line["points"]] for line in scale["lines"]]
+    [noise] = found["noise"]["plots"]
+    earlier, now = noise["series"]
+    assert (earlier["xs"], now["xs"]) == ([8], [4])  # the other point has micro-batches of another size
+    assert now["ys"] == [pytest.approx(Point.of(NOW).window)]
+    for k, y in noise["lines"][0]["points"]:
+        assert y == pytest.approx(Point.of(NOW).microbatch / np.sqrt(k))
+    at_17, at_500, at_7 = found["read"]
+    means = [result.window_losses.mean(axis=0) for result in (NOW, OTHER)]
+    assert at_17["x"] == 17 and at_17["said"] == "update 17"
+    assert [each["said"] for each in at_17["values"]] == [f"{mean[16]:.3f}" for mean in means]
+    assert at_500["x"] == 40 and len(at_500["values"]) == 2 and at_500["values"][0]["said"].endswith(" %")
+    assert at_7["x"] == 8 and [each["name"] for each in at_7["values"]] == ["earlier"]
+
+
+INCREMENTS = """async ([source]) => {
+    const {merged, column} = await import(URL.createObjectURL(new Blob([source], {type: "text/javascript"})));
+    const answer = (first, counts) => ({first, counts, perUpdate: 1});
+    const columns = ["a", "b"];
+    const take = (run, first, counts, rows, dots) =>
+        merged(run, answer(first, counts), columns, new Float32Array(rows), new Float32Array(dots));
+    let run = take(undefined, 0, [2, 0], [1, 10, 2, 20], [7, 8]);
+    run = take(run, 2, [3, 0], [3, 30], [9]);       // a new update
+    run = take(run, 0, [3, 1], [4, 40, 2, 20, 3, 30], [7, 8, 9]); // the second seed changes the first mean
+    run = take(run, 1, [3, 1], [2, 20, 3, 30], [8, 9]);    // the same again
+    return [column(run, "a"), column(run, "b"), [...run.dots], run.counts];
+}"""
+
+
+def test_increments_take_their_place(compute):
+    assert compute(INCREMENTS) == [[4, 2, 3], [40, 20, 30], [7, 8, 9], [3, 1]]
+
+
+TICKS = """async ([source, axes]) => {
+    const {ticksOf, plain, stepped} = await import(URL.createObjectURL(new Blob([source], {type: "text/javascript"})));
+    const plot = {series: [{xs: [1, 2, 3]}, {xs: [2, 30]}]};
+    return [axes.map(ticksOf), [0.0123456, 12.345, 1234.5, 30000].map((number) => plain(number)),
+        [[null, 1], [2, 1], [3, 10], [2, -1], [1, -1], [null, -1]].map(([x, step]) => stepped(plot, x, step))];
+}"""
+
+
+def test_axes_have_few_round_ticks_and_keys_step_from_value_to_value(compute):
+    axes = [{"from": 0, "to": 300}, {"from": 80, "to": 100}, {"from": 0, "to": 2.91}, {"from": 0, "to": 7}]
+    logs = [{"from": 0.02, "to": 0.4, "log": True}, {"from": 3, "to": 90_000, "log": True}]
+    ticks, numbers, places = compute(TICKS, axes + logs)
+    assert ticks[0] == [0, 100, 200, 300] and ticks[1] == [80, 85, 90, 95, 100] and ticks[2] == [0, 1, 2]
+    assert ticks[3] == [0, 2, 4, 6]
+    assert ticks[4] == pytest.approx([0.02, 0.05, 0.1, 0.2]) and ticks[5] == pytest.approx([10, 100, 1000, 10_000])
+    assert numbers == ["0.0123", "12.3", "1,235", "30,000"]
+    assert places == [1, 3, 30, 1, 1, 30]
+
+
+def test_values_are_read_with_pointer_and_keys_and_are_those_of_the_result(page, small, notebooks):
+    small.press("run")
+    small.wait_for("finished")
+    small.press("csv")
+    small.wait_for(".csv")
+    frame = pd.read_csv(small.status().split("written: ")[1])
+    windows = frame.groupby(["seed", "update"])[["window_loss", "accuracy"]].first().groupby("update").mean()
+    view = small.root.locator(".gradlab-view-losses")
+    canvas, readout = view.locator("canvas"), view.locator(".gradlab-readout")
+    box = canvas.bounding_box()
+    canvas.hover(position={"x": box["width"] / 2, "y": box["height"] / 2})
+    until(readout.is_visible)
+    update = int(readout.locator("b").inner_text().removeprefix("update "))
+    assert 20 < update < 40
+    assert f"{windows.window_loss[update]:.3f}" in readout.inner_text()
+    page.screenshot(path=SCREENSHOTS / "lab_readout.png")
+    page.mouse.move(0, 0)
+    until(readout.is_hidden)
+
+    said = view.locator("[aria-live]")
+    canvas.focus()
+    for key, update in (("End", 60), ("ArrowLeft", 59), ("PageDown", 49), ("ArrowRight", 50), ("Home", 1)):
+        canvas.press(key)
+        until(lambda update=update: said.inner_text().startswith(f"update {update}:"), said.inner_text)
+        assert f"{windows.window_loss[update]:.3f}" in said.inner_text()
+    canvas.press("Escape")
+    until(readout.is_hidden)
+    accuracy = small.root.locator(".gradlab-view-accuracy")
+    accuracy.locator("canvas").press("End")
+    until(lambda: f"{100 * windows.accuracy[60]:.1f} %" in accuracy.locator("[aria-live]").inner_text())
+
+
+# Counts the questions that the page sends.
+COUNT = """() => {
+    const send = WebSocket.prototype.send;
+    const text = (data) => typeof data === "string" ? data : new TextDecoder().decode(data);
+    window.gradlabAsked = 0;
+    WebSocket.prototype.send = function (data) {
+        if (text(data).includes('"ask"')) window.gradlabAsked += 1;
+        return send.call(this, data);
+    };
+}"""
+
+
+def test_a_lab_that_is_not_seen_asks_for_nothing_and_one_without_a_kernel_says_so(browser, whole_notebooks):
+    page = run_notebook(browser, whole_notebooks, "toy.ipynb", "the kernel is free", {"width": 1280, "height": 800})
+    lab = Lab(page)
+    lab.wait_for("finished")  # it trains by itself
+    assert lab.root.get_attribute("data-state") == "finished"
+    page.evaluate(COUNT)
+    lab.set_budget(1_000_000)
+    until(lambda: page.evaluate("window.gradlabAsked") > 3)
+    lab.root.evaluate("(lab) => { lab.style.display = 'none'; }")
+    page.wait_for_timeout(500)  # for the questions that are under way
+    asked = page.evaluate("window.gradlabAsked")
+    page.wait_for_timeout(1000)
+    assert page.evaluate("window.gradlabAsked") == asked
+    lab.root.evaluate("(lab) => { lab.style.display = ''; }")
+    until(lambda: page.evaluate("window.gradlabAsked") > asked)
+    assert lab.root.get_attribute("data-state") == "running"
+    updates = int(lab.root.locator("[data-view=losses]").get_attribute("data-updates"))
+    until(lambda: int(lab.root.locator("[data-view=losses]").get_attribute("data-updates")) > updates)
+
+    choose_menu(page, "Kernel", "Restart Kernel…")
+    page.locator(".jp-Dialog .jp-mod-accept").click()
+    until(lab.root.locator(".gradlab-lost").is_visible)
+    assert "run the cell again" in lab.text("lost")
+    page.screenshot(path=SCREENSHOTS / "lab_lost.png")
+    page.context.close()
