@@ -20,7 +20,7 @@ from gradlab import _checks, runtime
 from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.experiments.result import Result
 from gradlab.lab.figures import plots
-from gradlab.lab.widget import controls, pins, presets, runner
+from gradlab.lab.widget import controls, pins, presets, runner, saved_page
 from gradlab.lab.widget.live_run import State
 from gradlab.lab.widget.panel import View, side_by_side
 from gradlab.lab.widget.session import Session
@@ -231,5 +231,13 @@ class AccumulationLab:
         """The widgets, and a picture and a table for pages without widgets, such as a saved notebook."""
         bundle = dict(self.view._repr_mimebundle_(**kwargs)) | {"text/plain": repr(self)}
         if runs := self._session.runs:
-            bundle |= {"image/png": side_by_side(self.views.values()), "text/plain": f"{self!r}\n\n{pins.table(runs)}"}
-        return bundle
+            return bundle | {
+                "image/png": side_by_side(self.views.values()),
+                "text/plain": f"{self!r}\n\n{pins.table(runs)}",
+            }
+        recorded = saved_page.recorded()
+        return bundle | {
+            "text/html": saved_page.html(),
+            "image/png": saved_page.picture(),
+            "text/plain": f"{self!r}\n\n{recorded['sentence']}\n{recorded['table']}",
+        }

@@ -4,14 +4,14 @@ import { boxes, colorOf, drawPlot, latest, merged, nearest, places, stepped, sty
 
 const PATIENCE = 10000; // milliseconds without an answer, after which the page says so and asks again
 
-const el = (tag, properties = {}, ...children) => {
+export const el = (tag, properties = {}, ...children) => {
   const made = Object.assign(document.createElement(tag), properties);
   made.append(...children);
   return made;
 };
 
 /** A view: its canvas, what is read from it, and its words. */
-function chart(name, data, root) {
+export function chart(name, data, root) {
   const canvas = el("canvas", { tabIndex: 0 });
   canvas.setAttribute("role", "application");
   canvas.setAttribute("aria-label", `${VIEWS[name].title}. The arrow keys read values.`);
@@ -164,7 +164,7 @@ function chips(model, hidden, changed) {
   return { list, table, update };
 }
 
-function render({ model, el: root }) {
+function showCharts({ model, el: root }) {
   const page = crypto.getRandomValues(new Uint32Array(2)).join("-"); // the name of this view of the widget
   const known = { sent: [], columns: [], cells: [], now: false, points: [], point: null, window: [], against: "updates" };
   const experiment = { k: 1, b: 1, updates: null };
@@ -271,4 +271,4 @@ function render({ model, el: root }) {
   };
 }
 
-export default { render };
+export default { render: showCharts };

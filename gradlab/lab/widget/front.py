@@ -106,8 +106,8 @@ class Front:
             first = trace.first_new(have.get(str(trace.number), ()))
             buffers += [trace.rows(first).tobytes(), trace.dots(first).tobytes()]
             sent = {"number": trace.number, "name": name, "first": first, "counts": list(trace.counts), "cells": cells}
-            runs.append(sent | {"perUpdate": trace.dots(0).shape[1]} | _facts(experiment))
-        points = [_plain(point) for point in shown.points]
+            runs.append(sent | {"perUpdate": trace.dots(0).shape[1]} | facts(experiment))
+        points = [plain(point) for point in shown.points]
         content = {
             "to": asked["ask"],
             "runs": runs,
@@ -115,10 +115,10 @@ class Front:
             "columns": list(COLUMNS),
             "cells": list(pins.COLUMNS),
             "points": None if asked.get("points") == len(points) else points,
-            "point": _plain(self._current_point(run, over)),
+            "point": plain(self._current_point(run, over)),
             "window": [float(loss) for loss in shown.window],
             "against": shown.against,
-            "experiment": _facts(shown.experiment),
+            "experiment": facts(shown.experiment),
             "again": None if over or run is None else SOON if run.young else ASK_AGAIN.get(run.state, SOON),
         }
         self._panel.charts.send(content, buffers)
@@ -159,7 +159,7 @@ class Front:
         return self._point[1]
 
 
-def _facts(e: Experiment) -> dict[str, Any]:
+def facts(e: Experiment) -> dict[str, Any]:
     """What the page must know of an experiment."""
     return {
         "k": e.towers * e.accumulation_steps,
@@ -169,9 +169,9 @@ def _facts(e: Experiment) -> dict[str, Any]:
     }
 
 
-def _plain(point: views.Point | None) -> dict[str, Any] | None:
+def plain(point: views.Point | None) -> dict[str, Any] | None:
     """A point as the page gets it: numbers that are not finite are None, which JSON can say."""
     if point is None:
         return None
     numbers = {name: value for name, value in vars(point).items() if name != "experiment"}
-    return _facts(point.experiment) | {n: v if abs(v) < float("inf") else None for n, v in numbers.items()}
+    return facts(point.experiment) | {n: v if abs(v) < float("inf") else None for n, v in numbers.items()}

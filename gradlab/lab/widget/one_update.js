@@ -160,7 +160,7 @@ const HTML = `
   <div class="gradlab-key">thick: mean · dashed: noise floor · drag the ring</div>
   <span class="gradlab-unseen gradlab-words-toy" aria-live="polite"></span>`;
 
-function render({ model, el }) {
+export function showOneUpdate({ model, el }) {
   el.classList.add("gradlab-view", "gradlab-view-toy");
   el.dataset.view = "toy";
   el.innerHTML = HTML;
@@ -276,4 +276,4 @@ function render({ model, el }) {
   };
 }
 
-export default { render };
+export default { render: showOneUpdate };

@@ -217,8 +217,13 @@ def _wrapping_row(children: list) -> widgets.Widget:
     return widgets.Box(children, layout={"flex_flow": "row wrap", "align_items": "center"})
 
 
-def side_by_side(views: Iterable[View]) -> bytes:
-    """Views as one PNG image, three in a row."""
+def side_by_side(views: Iterable[View], colors: int = 0) -> bytes:
+    """Views as one PNG image, three in a row.
+
+    Args:
+        views: the views.
+        colors: how many colors the image has, to make it small. 0: all of them.
+    """
     images = [Image.open(io.BytesIO(view.png)) for view in views]
     columns = max(1, min(3, len(images)))
     width = max((image.width for image in images), default=1)
@@ -226,6 +231,8 @@ def side_by_side(views: Iterable[View]) -> bytes:
     sheet = Image.new("RGB", (columns * width, max(1, -(-len(images) // columns)) * height), "white")
     for number, image in enumerate(images):
         sheet.paste(image, (number % columns * width, number // columns * height))
+    if colors:
+        sheet = sheet.quantize(colors, dither=Image.Dither.NONE)
     content = io.BytesIO()
-    sheet.save(content, "PNG")
+    sheet.save(content, "PNG", optimize=bool(colors))
     return content.getvalue()

@@ -1,0 +1,78 @@
+"""Records the runs of `saved_page`: python -m gradlab.lab.widget.record"""
+
+import base64
+import json
+import pathlib
+
+import numpy as np
+
+import gradlab
+from gradlab.lab.experiments.experiment import Experiment
+from gradlab.lab.experiments.result import Result
+from gradlab.lab.experiments.run import run
+from gradlab.lab.widget import front, one_update, pins, presets, toy, views
+from gradlab.lab.widget.panel import View, side_by_side
+from gradlab.lab.widget.trace import COLUMNS, Trace
+
+STEPS = (1, 2, 5, 10, 20, 50)  # k of the runs
+UNIT = 2.0**-12  # of the losses that are drawn as dots
+MISSING = 2**16 - 1  # a dot that is not there: the last window of an epoch may be short
+KEPT = ("loss", "lossDeviation", "accuracy", "accuracyDeviation", "noiseScale")  # of the columns
+
+
+def experiment(steps: int) -> Experiment:
+    """The lab's default experiment with this k."""
+    return presets.experiment(0, {"accumulation_steps": steps})
+
+
+def described(result: Result) -> dict:
+    """A run as recorded.js reads it."""
+    trace = Trace.of(result)
+    rows, dots = trace.rows(0)[:, [COLUMNS.index(name) for name in KEPT]], trace.dots(0)
+    units = np.where(np.isfinite(dots), np.rint(dots / UNIT).clip(0, MISSING - 1), MISSING)
+    return front.facts(result.experiment) | {
+        "counts": list(trace.counts),
+        "perUpdate": dots.shape[1],
+        "rows": _base64(rows.astype("<f4")),
+        "dots": _base64(units.astype("<u2")),
+        "point": front.plain(views.Point.of(result)),
+    }
+
+
+def write(folder: pathlib.Path) -> None:
+    """Train the runs, and write recorded.json and recorded.png to a folder."""
+    results = [run(experiment(steps)) for steps in STEPS]
+    default = results[STEPS.index(5)]
+    e = default.experiment
+    view, most = one_update.OneUpdate(), max(STEPS)
+    noise = toy.draws()[:, :most]
+    recorded = {
+        "sentence": f"Recorded runs: {e.model} on {e.dataset}, {e.optimizer}, {len(default.seeds)} seeds, {e.updates} "
+        "updates. Run the notebook to train your own.",
+        "table": pins.table([(f"recorded, k = {r.experiment.accumulation_steps}", r) for r in results]),
+        "columns": list(KEPT),
+        "unit": UNIT,
+        "runs": [described(result) for result in results],
+        "missing": MISSING,
+        "toy": {
+            "noise": _base64(noise.astype("<i2")),
+            "constants": view.constants | {"most": most},
+            "start": view.start,
+            "looked_at": view.looked_at,
+        },
+    }
+    text = json.dumps(recorded, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    (folder / "recorded.json").write_text(text + "\n", encoding="utf-8")
+    earlier = [views.Point.of(result) for result in results if result is not default]
+    shown = views.Shown(e, "recorded: k = 5, b = 20", default, points=earlier)
+    pictures = [View(*view.picture(5)), *(View(*views.picture(name, shown)) for name in views.PICTURES)]
+    (folder / "recorded.png").write_bytes(side_by_side(pictures, colors=24))
+
+
+def _base64(array: np.ndarray) -> str:
+    return base64.b64encode(array.tobytes()).decode()
+
+
+if __name__ == "__main__":
+    gradlab.setup(seed=0)
+    write(pathlib.Path(__file__).parent)
