@@ -56,12 +56,19 @@ HELPER_TESTS := $(foreach name,averaging accumulator window static_graph runtime
 test-lowest: .venv-lowest/ready
 	.venv-lowest/bin/python $(PYTEST) -m "not slow" $(HELPER_TESTS)
 
+# Deno is a linter, formatter and type checker for the lab's JavaScript; its settings are in deno.json.
+DENO := DENO_NO_UPDATE_CHECK=1 .venv/bin/deno
+JAVASCRIPT := $(wildcard gradlab/lab/widget/*.js)
+
 style: .venv/ready
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
+	$(DENO) lint --quiet $(JAVASCRIPT)
+	$(DENO) fmt --check --quiet $(JAVASCRIPT)
 
 types: .venv/ready
 	.venv/bin/mypy
+	$(DENO) check --quiet $(JAVASCRIPT)
 
 bench: .venv/ready
 	.venv/bin/python -m benchmarks --write

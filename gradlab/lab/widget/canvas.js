@@ -3,13 +3,20 @@
 /** A canvas made as large as it is shown, its context in units of the page, and its size in them. */
 export function fitted(/** @type {HTMLCanvasElement} */ canvas) {
   const { clientWidth: width, clientHeight: height } = canvas;
-  const ratio = window.devicePixelRatio || 1;
+  const ratio = globalThis.devicePixelRatio || 1;
   [canvas.width, canvas.height] = [Math.round(width * ratio), Math.round(height * ratio)]; // clears it
   const context = canvas.getContext("2d");
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
   return { context, width, height };
 }
 
+/**
+ * @param {CanvasRenderingContext2D} context
+ * @param {number[][]} points
+ * @param {string} style
+ * @param {number} width
+ * @param {number[]} dash
+ */
 export function line(context, points, style, width, dash = []) {
   Object.assign(context, { strokeStyle: style, lineWidth: width });
   context.setLineDash(dash);
@@ -19,6 +26,13 @@ export function line(context, points, style, width, dash = []) {
   context.setLineDash([]);
 }
 
+/**
+ * @param {CanvasRenderingContext2D} context
+ * @param {number[]} from
+ * @param {number[]} along
+ * @param {string} style
+ * @param {number} width
+ */
 export function arrow(context, [x, y], [dx, dy], style, width) {
   const length = Math.hypot(dx, dy);
   if (length < 1) return;
@@ -34,6 +48,13 @@ export function arrow(context, [x, y], [dx, dy], style, width) {
   context.fill();
 }
 
+/**
+ * @param {CanvasRenderingContext2D} context
+ * @param {number[]} at
+ * @param {number} radius
+ * @param {string} fill
+ * @param {string} stroke
+ */
 export function dot(context, [x, y], radius, fill, stroke) {
   context.beginPath();
   context.arc(x, y, radius, 0, 2 * Math.PI);

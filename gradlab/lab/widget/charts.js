@@ -1,6 +1,19 @@
 /** The five views of a training on the page: asking Python for numbers, drawing them, and reading values from them. */
 import { fitted, looks } from "./canvas.js";
-import { boxes, colorOf, drawPlot, latest, merged, nearest, places, stepped, styleOf, STYLES, VIEWS, words } from "./plots.js";
+import {
+  boxes,
+  colorOf,
+  drawPlot,
+  latest,
+  merged,
+  nearest,
+  places,
+  stepped,
+  styleOf,
+  STYLES,
+  VIEWS,
+  words,
+} from "./plots.js";
 
 const PATIENCE = 10000; // milliseconds without an answer, after which the page says so and asks again
 
@@ -51,11 +64,16 @@ export function chart(name, data, root) {
     for (const { name: run, style, said: value } of values) {
       const mark = el("span", { textContent: style === null ? "○" : STYLES[style].mark });
       mark.style.color = colorOf(style, colors);
-      readout.append(el("div", {}, mark, ` ${value}`, values.length > 1 ? el("small", { textContent: ` ${run}` }) : ""));
+      readout.append(
+        el("div", {}, mark, ` ${value}`, values.length > 1 ? el("small", { textContent: ` ${run}` }) : ""),
+      );
     }
     const x = places(plots[0], box).x(found[0].x);
     const left = x < box.left + box.width / 2;
-    Object.assign(readout.style, { left: left ? `${x + 14}px` : "", right: left ? "" : `${canvas.clientWidth - x + 4}px` });
+    Object.assign(readout.style, {
+      left: left ? `${x + 14}px` : "",
+      right: left ? "" : `${canvas.clientWidth - x + 4}px`,
+    });
     said.textContent = `${found[0].said}: ${values.map(({ name: run, said: value }) => `${run} ${value}`).join(", ")}`;
   }
 
@@ -76,11 +94,11 @@ export function chart(name, data, root) {
   canvas.addEventListener("blur", () => read(null));
   canvas.addEventListener("keydown", (event) => {
     const [plot] = VIEWS[name].plots(data());
-    const far = { Home: [null, 1], End: [null, -1], Escape: [null, 0] }[event.key];
+    const end = { Home: 1, End: -1 }[event.key]; // a step from outside
     const step = { ArrowLeft: -1, ArrowRight: 1, PageDown: -10, PageUp: 10 }[event.key];
-    if (!far && !step) return;
+    if (!end && !step && event.key !== "Escape") return;
     event.preventDefault();
-    read(far ? (far[1] ? stepped(plot, ...far) : null) : stepped(plot, cursor, step));
+    read(end ? stepped(plot, null, end) : step ? stepped(plot, cursor, step) : null);
   });
   return { node, canvas, schedule };
 }
@@ -132,10 +150,13 @@ function chips(model, hidden, changed) {
   }
 
   function update(runs, now, cells, colors) {
-    const key = JSON.stringify([runs.map((run) => [run.number, run.name, run.style, hidden.has(run.number)]), colors.text]);
+    const key = JSON.stringify([
+      runs.map((run) => [run.number, run.name, run.style, hidden.has(run.number)]),
+      colors.text,
+    ]);
     if (key === shown || list.querySelector("input")) return;
     shown = key;
-    const focused = document.activeElement?.dataset?.part;
+    const focused = document.activeElement?.getAttribute("data-part");
     list.replaceChildren(...runs.map((run, i) => {
       const pinned = i > 0 || !now;
       const chip = el("span", { className: "gradlab-chip" }, name(run, run.name, colors));
@@ -166,7 +187,16 @@ function chips(model, hidden, changed) {
 
 function showCharts({ model, el: root }) {
   const page = crypto.getRandomValues(new Uint32Array(2)).join("-"); // the name of this view of the widget
-  const known = { sent: [], columns: [], cells: [], now: false, points: [], point: null, window: [], against: "updates" };
+  const known = {
+    sent: [],
+    columns: [],
+    cells: [],
+    now: false,
+    points: [],
+    point: null,
+    window: [],
+    against: "updates",
+  };
   const experiment = { k: 1, b: 1, updates: null };
   const store = new Map(); // all runs by number
   const hidden = new Set(); // numbers of runs
@@ -227,10 +257,15 @@ function showCharts({ model, el: root }) {
       const before = store.get(sent.number);
       const has = before ? before.rows.length / content.columns.length : 0;
       if (sent.first > has) late = true; // rows between are missing
-      else store.set(sent.number, merged(before, sent, content.columns, floats(buffers[2 * i]), floats(buffers[2 * i + 1])));
+      else {store.set(
+          sent.number,
+          merged(before, sent, content.columns, floats(buffers[2 * i]), floats(buffers[2 * i + 1])),
+        );}
     });
     known.sent = content.runs.map(({ number }) => number).filter((number) => store.has(number));
-    known.sent.forEach((number, i) => { store.get(number).style = styleOf(content.now ? i : i + 1); });
+    known.sent.forEach((number, i) => {
+      store.get(number).style = styleOf(content.now ? i : i + 1);
+    });
     [...store.keys()].filter((number) => !known.sent.includes(number)).forEach((number) => store.delete(number));
     for (const name of ["columns", "cells", "now", "point", "window", "against"]) known[name] = content[name];
     known.points = content.points ?? known.points;

@@ -139,7 +139,10 @@ function drawLosses(context, box, toy, state, colors) {
   }
   const points = state.descent.losses.map((value, update) => [x(update), y(value)]);
   line(context, points, colors.path, 1.2);
-  line(context, [[box.left, y(state.descent.floor)], [box.width - 6, y(state.descent.floor)]], colors.floor, 1.5, [5, 3]);
+  line(context, [[box.left, y(state.descent.floor)], [box.width - 6, y(state.descent.floor)]], colors.floor, 1.5, [
+    5,
+    3,
+  ]);
   dot(context, points[state.update], 3.5, colors.path, colors.ground);
 }
 
@@ -168,7 +171,7 @@ export function showOneUpdate({ model, el }) {
   const canvas = find("canvas");
   const toy = toyOf(model);
   const begin = { update: model.get("looked_at"), added: Infinity }; // all micro-batches
-  const state = { ...begin, k: 1, descent: null };
+  const state = { ...begin, k: 1, asked: 1, descent: null };
   let timer = null;
   let frame = null;
 

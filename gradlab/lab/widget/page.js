@@ -1,17 +1,31 @@
 /** Keeps the keys of a lab from JupyterLab, and names its parts: for screen readers, for tests and for other tools. */
 
-const CONTROLS = ["accumulation_steps", "microbatch_size", "learning_rate", "seeds", "budget_kind", "budget", "optimizer",
-  "method", "towers", "model", "dataset", "against", "rerun"];
+const CONTROLS = [
+  "accumulation_steps",
+  "microbatch_size",
+  "learning_rate",
+  "seeds",
+  "budget_kind",
+  "budget",
+  "optimizer",
+  "method",
+  "towers",
+  "model",
+  "dataset",
+  "against",
+  "rerun",
+];
 
 function label(/** @type {Element} */ lab) {
   for (const slider of lab.querySelectorAll("[role=slider]:not([aria-label])")) {
     const words = slider.closest(".widget-inline-hbox")?.querySelector("label")?.textContent;
     if (words) slider.setAttribute("aria-label", words);
   }
-  for (const field of lab.querySelectorAll("input[title]:not([aria-label])")) field.setAttribute("aria-label", field.title);
+  for (const field of lab.querySelectorAll("input[title]:not([aria-label])")) {
+    field.setAttribute("aria-label", field.getAttribute("title"));
+  }
   for (const name of CONTROLS) {
-    const control = lab.querySelector(`.gradlab-${name}:not([data-control])`);
-    if (control) control.dataset.control = name;
+    lab.querySelector(`.gradlab-${name}:not([data-control])`)?.setAttribute("data-control", name);
   }
 }
 

@@ -102,12 +102,13 @@ export function merged(/** @type {Run | undefined} */ run, sent, columns, rows, 
 
 /** The places where y is a number. */
 function finite(name, style, xs, ys, more = {}) {
-  const there = ys.map((y, i) => i).filter((i) => Number.isFinite(ys[i]) && Number.isFinite(xs[i]));
+  const there = [...ys.keys()].filter((i) => Number.isFinite(ys[i]) && Number.isFinite(xs[i]));
   const pick = (values) => there.map((i) => values[i]);
   return { name, style, xs: pick(xs), ys: pick(ys), ...more, ...(more.band && { band: pick(more.band) }) };
 }
 
-const numbers = (/** @type {Run} */ run) => Array.from({ length: run.rows.length / run.columns.length }, (_, i) => i + 1);
+const numbers = (/** @type {Run} */ run) =>
+  Array.from({ length: run.rows.length / run.columns.length }, (_, i) => i + 1);
 const most = (values, from = -Infinity) => values.reduce((one, other) => Math.max(one, other), from);
 const least = (values, from = Infinity) => values.reduce((one, other) => Math.min(one, other), from);
 
@@ -119,7 +120,8 @@ function updatesAxis(/** @type {Data} */ { runs, experiment }) {
 /** @returns {Plot[]} The losses of the first seed's micro-batches, and the windows' mean over seeds with its band. */
 export function losses(/** @type {Data} */ data) {
   const series = data.runs.map((run) =>
-    finite(run.name, run.style, numbers(run), column(run, "loss"), { band: column(run, "lossDeviation") }));
+    finite(run.name, run.style, numbers(run), column(run, "loss"), { band: column(run, "lossDeviation") })
+  );
   const first = series.map(({ ys }) => ys[0]).filter(Number.isFinite);
   const dots = [];
   const marked = [];
@@ -137,12 +139,19 @@ export function losses(/** @type {Data} */ data) {
 export function accuracy(/** @type {Data} */ data) {
   const series = data.runs.map((run) => {
     const xs = data.against === "updates" ? numbers(run) : column(run, data.against);
-    return finite(run.name, run.style, xs, column(run, "accuracy"), { band: column(run, "accuracyDeviation"), marks: true });
+    return finite(run.name, run.style, xs, column(run, "accuracy"), {
+      band: column(run, "accuracyDeviation"),
+      marks: true,
+    });
   });
   const measured = series.flatMap(({ ys }) => ys);
   const from = measured.length ? most([0, 50, 80, 90].filter((low) => low <= least(measured))) : 0;
   const to = data.against === "updates" ? updatesAxis(data).to : most(series.flatMap(({ xs }) => xs), 0) || 1;
-  return [{ x: { from: 0, to, ...AGAINST[data.against] }, y: { from, to: 100, say: (y) => `${y.toFixed(1)} %` }, series }];
+  return [{
+    x: { from: 0, to, ...AGAINST[data.against] },
+    y: { from, to: 100, say: (y) => `${y.toFixed(1)} %` },
+    series,
+  }];
 }
 
 function againstK(/** @type {Data} */ data) {
@@ -152,7 +161,8 @@ function againstK(/** @type {Data} */ data) {
 
 /** Earlier runs as hollow grey points, and the current one, if it says enough. */
 function pointsOf(/** @type {Data} */ data, earlier, now, value) {
-  const of = (name, style, points) => finite(name, style, points.map(({ k }) => k), points.map(value), { points: true });
+  const of = (name, style, points) =>
+    finite(name, style, points.map(({ k }) => k), points.map(value), { points: true });
   return [of("earlier", null, earlier), of(data.current?.name ?? "now", 0, now)];
 }
 
@@ -162,7 +172,12 @@ export function noise(/** @type {Data} */ data) {
   const enough = data.current && data.point?.window && least(data.current.counts) >= POINT_UPDATES;
   const now = enough ? [data.point] : [];
   const last = now[0] ?? earlier.at(-1);
-  const y = { from: last ? last.microbatch / 12 : 0.01, to: last ? last.microbatch * 2 : 1, log: true, say: (y) => `${y.toFixed(3)} nats` };
+  const y = {
+    from: last ? last.microbatch / 12 : 0.01,
+    to: last ? last.microbatch * 2 : 1,
+    log: true,
+    say: (y) => `${y.toFixed(3)} nats`,
+  };
   const law = last ? [0.85, 1000].map((k) => [k, last.microbatch / Math.sqrt(k)]) : [];
   return [{
     x: againstK(data),
@@ -208,23 +223,35 @@ export const VIEWS = {
 export function latest(/** @type {string} */ view, /** @type {Data} */ data) {
   if (!data.current) return "";
   const values = VIEWS[view].plots(data).flatMap(({ series, y }) =>
-    series.filter(({ style, ys }) => style === data.current.style && ys.length).map(({ ys }) => y.say(ys.at(-1))));
+    series.filter(({ style, ys }) => style === data.current.style && ys.length).map(({ ys }) => y.say(ys.at(-1)))
+  );
   return values.join(" · ");
 }
 
 /** A sentence for each run, for readers who cannot see the view. */
 export function words(/** @type {string} */ view, /** @type {Data} */ data) {
   const said = {
-    losses: () => losses(data)[0].series.filter(({ ys }) => ys.length)
-      .map(({ name, ys }) => `${name}: from ${ys[0].toFixed(2)} to ${ys.at(-1).toFixed(2)} nats`),
-    accuracy: () => accuracy(data)[0].series.filter(({ ys }) => ys.length)
-      .map(({ name, xs, ys }) => `${name}: ${ys.at(-1).toFixed(1)} % after ${plain(xs.at(-1), 4)} ${data.against}`),
-    noise: () => noise(data)[0].series[1].ys
-      .map((y) => `k = ${data.experiment.k}: ${y.toFixed(3)} nats measured, ${data.point.law.toFixed(3)} predicted by 1/√k`),
-    scale: () => scale(data)[0].series.filter(({ ys }) => ys.length)
-      .map(({ name, ys }) => `${name}: ${plain(ys.at(-1))} examples`),
-    cost: () => (data.current && data.point ? [data.point] : [])
-      .map((point) => `an update takes ${point.milliseconds?.toFixed(1)} ms; peak memory of the process: ${point.mebibytes?.toFixed(0)} MiB`),
+    losses: () =>
+      losses(data)[0].series.filter(({ ys }) => ys.length)
+        .map(({ name, ys }) => `${name}: from ${ys[0].toFixed(2)} to ${ys.at(-1).toFixed(2)} nats`),
+    accuracy: () =>
+      accuracy(data)[0].series.filter(({ ys }) => ys.length)
+        .map(({ name, xs, ys }) => `${name}: ${ys.at(-1).toFixed(1)} % after ${plain(xs.at(-1), 4)} ${data.against}`),
+    noise: () =>
+      noise(data)[0].series[1].ys
+        .map((y) =>
+          `k = ${data.experiment.k}: ${y.toFixed(3)} nats measured, ${data.point.law.toFixed(3)} predicted by 1/√k`
+        ),
+    scale: () =>
+      scale(data)[0].series.filter(({ ys }) => ys.length)
+        .map(({ name, ys }) => `${name}: ${plain(ys.at(-1))} examples`),
+    cost: () =>
+      (data.current && data.point ? [data.point] : [])
+        .map((point) =>
+          `an update takes ${point.milliseconds?.toFixed(1)} ms; peak memory of the process: ${
+            point.mebibytes?.toFixed(0)
+          } MiB`
+        ),
   }[view]();
   return `${VIEWS[view].title}${said.length ? `. ${said.join(". ")}.` : ": no data yet."}`;
 }
@@ -260,13 +287,16 @@ export function ticksOf(/** @type {Axis} */ { from, to, log, ticks }) {
   if (log) {
     const powers = Array.from({ length: 40 }, (_, i) => 10 ** (i - 20));
     const [many, few] = [[1, 2, 5], [1]].map((subs) =>
-      powers.flatMap((power) => subs.map((sub) => sub * power)).filter((tick) => tick >= from && tick <= to));
+      powers.flatMap((power) => subs.map((sub) => sub * power)).filter((tick) => tick >= from && tick <= to)
+    );
     return many.length > 6 && few.length > 1 ? few : many;
   }
   const rough = (to - from) / 4;
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = power * [1, 2, 2.5, 5, 10].find((each) => each * power >= rough * 0.999);
-  return Array.from({ length: 8 }, (_, i) => (Math.ceil(from / step - 1e-9) + i) * step).filter((tick) => tick <= to * 1.0001);
+  return Array.from({ length: 8 }, (_, i) => (Math.ceil(from / step - 1e-9) + i) * step).filter((tick) =>
+    tick <= to * 1.0001
+  );
 }
 
 /** Colors that color-blind readers can tell apart, also by dash and mark: Okabe and Ito (2008), as in style.py. */
@@ -292,7 +322,7 @@ export function colorOf(style, colors) {
 
 /** Functions from values to pixels for a plot in a box, and back along x. */
 export function places(/** @type {Plot} */ plot, { left, top, width, height }) {
-  const share = ({ from, to, log }, value) =>
+  const share = (/** @type {Axis} */ { from, to, log }, value) =>
     log ? Math.log(value / from) / Math.log(to / from) : (value - from) / (to - from);
   return {
     x: (value) => left + share(plot.x, value) * width,
@@ -310,7 +340,10 @@ export function boxes(count, width, height) {
   const [left, right, bottom, gap] = [40, 8, 32, 10];
   const top = 8; // half a label
   const each = (height - bottom - top - gap * (count - 1)) / count;
-  return Array.from({ length: count }, (_, i) => ({ left, top: top + i * (each + gap), width: width - left - right, height: each }));
+  return Array.from(
+    { length: count },
+    (_, i) => ({ left, top: top + i * (each + gap), width: width - left - right, height: each }),
+  );
 }
 
 function drawAxes(context, plot, box, { x, y }, colors) {
@@ -360,7 +393,9 @@ function drawMark(context, [x, y], style, color, radius) {
     return;
   }
   if (STYLES[style].mark === "✚" || STYLES[style].mark === "✖") {
-    const [along, across] = STYLES[style].mark === "✚" ? [[radius, 0], [0, radius]] : [[radius, radius], [radius, -radius]];
+    const [along, across] = STYLES[style].mark === "✚"
+      ? [[radius, 0], [0, radius]]
+      : [[radius, radius], [radius, -radius]];
     for (const [dx, dy] of [along, across]) line(context, [[x - dx, y - dy], [x + dx, y + dy]], color, 2.5);
     return;
   }
@@ -388,14 +423,22 @@ export function drawPlot(context, /** @type {Plot} */ plot, box, colors, cursor)
   for (const [x, y] of plot.dots ?? []) context.fillRect(to.x(x) - 0.8, to.y(y) - 0.8, 1.6, 1.6);
   context.globalAlpha = 1;
   for (const { points, style, dash } of plot.lines ?? []) {
-    line(context, points.map(([x, y]) => [to.x(x), to.y(y)]), style === null ? colors.text : colorOf(style, colors), 1.2, dash);
+    line(
+      context,
+      points.map(([x, y]) => [to.x(x), to.y(y)]),
+      style === null ? colors.text : colorOf(style, colors),
+      1.2,
+      dash,
+    );
   }
   [...plot.series].reverse().forEach((series) => drawSeries(context, series, to, colors));
   for (const [x, y] of plot.marked ?? []) drawMark(context, [to.x(x), to.y(y)], 1, colorOf(1, colors), 4);
   const read = cursor === null ? null : nearest(plot, cursor);
   if (read) {
     line(context, [[to.x(read.x), box.top], [to.x(read.x), box.top + box.height]], colors.soft, 1);
-    for (const { style, y } of read.values) drawMark(context, [to.x(read.x), to.y(y)], style, colorOf(style, colors), 3.5);
+    for (const { style, y } of read.values) {
+      drawMark(context, [to.x(read.x), to.y(y)], style, colorOf(style, colors), 3.5);
+    }
   }
   context.restore();
   if (!plot.note) return;

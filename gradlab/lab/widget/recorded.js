@@ -30,7 +30,10 @@ export function dataOf(/** @type {Recorded} */ recorded, chosen) {
     style: 0,
     columns: recorded.columns,
     rows: new Float32Array(bytes(rows)),
-    dots: Float32Array.from(new Uint16Array(bytes(dots)), (value) => (value === recorded.missing ? NaN : value * recorded.unit)),
+    dots: Float32Array.from(
+      new Uint16Array(bytes(dots)),
+      (value) => (value === recorded.missing ? NaN : value * recorded.unit),
+    ),
   };
   const points = recorded.runs.filter((_, i) => i !== chosen).map((each) => each.point);
   const experiment = { k: run.k, b: run.b, updates: run.updates };
@@ -66,8 +69,10 @@ export function showRecorded(/** @type {Element} */ root, /** @type {Recorded} *
   const charts = Object.keys(VIEWS).map((name) => chart(name, () => data[chosen], root));
   const grid = el("div", { className: "gradlab-recorded-views" }, toy, ...charts.map(({ node }) => node));
   root.replaceChildren(
-    el("div", { className: "gradlab-recorded-top" }, "k micro-batches ", slider, value, batch), grid,
-    el("small", { textContent: recorded.sentence }));
+    el("div", { className: "gradlab-recorded-top" }, "k micro-batches ", slider, value, batch),
+    grid,
+    el("small", { textContent: recorded.sentence }),
+  );
   showOneUpdate({ model, el: toy });
 
   function choose() {
@@ -75,7 +80,8 @@ export function showRecorded(/** @type {Element} */ root, /** @type {Recorded} *
     const { k, b, batch: all } = recorded.runs[chosen];
     slider.setAttribute("aria-valuetext", k);
     value.textContent = k;
-    batch.textContent = `${k} × ${b} = ${plain(all)} examples an update` + (k > 1 ? ` · noise of the loss ÷ ${Math.sqrt(k).toFixed(1)}` : "");
+    batch.textContent = `${k} × ${b} = ${plain(all)} examples an update` +
+      (k > 1 ? ` · noise of the loss ÷ ${Math.sqrt(k).toFixed(1)}` : "");
     model.set("accumulation_steps", k);
     redraw();
   }
