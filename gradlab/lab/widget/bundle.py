@@ -1,6 +1,7 @@
 """JavaScript files as one module."""
 
 import pathlib
+import re
 
 FOLDER = pathlib.Path(__file__).parent
 
@@ -8,11 +9,9 @@ FOLDER = pathlib.Path(__file__).parent
 def module(*names: str) -> str:
     """Join files of this folder, given without their ending, into one module, as anywidget wants it.
 
-    Their imports of one another, a line each, are left out, so no two of the files may use the same name. What the last
-    one exports by default, the module does.
+    Their imports of one another are left out, so no two of the files may use the same name. The default export is that
+    of the last file.
     """
-    left_out, lines = ("import ", "export default "), []
-    for name in names:
-        file = (FOLDER / f"{name}.js").read_text(encoding="utf-8").splitlines(keepends=True)
-        lines += [line for line in file if not line.startswith(left_out[:1] if name == names[-1] else left_out)]
-    return "".join(lines)
+    files = [(FOLDER / f"{name}.js").read_text(encoding="utf-8") for name in names]
+    files[:-1] = [re.sub(r"^export default .*\n", "", file, flags=re.MULTILINE) for file in files[:-1]]
+    return "".join(re.sub(r"^import .*?;\n", "", file, flags=re.MULTILINE | re.DOTALL) for file in files)

@@ -29,14 +29,22 @@ function label(/** @type {Element} */ lab) {
   }
 }
 
-// In JupyterLab's command mode, plain keys act on cells: the arrow keys leave the lab, and d d deletes its cell.
-// JupyterLab listens at the document. Keys with a modifier pass, so Ctrl+S still saves.
+// In command mode, plain keys act on cells: the arrow keys leave the lab, and d d deletes its cell. JupyterLab listens at
+// the document as the key comes up from the lab, Notebook 7 on its way down, and both obey this attribute of the
+// element that has the focus. Keys with a modifier pass, so Ctrl+S still saves.
+const SUPPRESS = "data-lm-suppress-shortcuts";
+
+function isPlain(/** @type {KeyboardEvent} */ event) {
+  return !(event.ctrlKey || event.metaKey || event.altKey || event.shiftKey);
+}
+
 function keep(/** @type {KeyboardEvent} */ event) {
-  if (!(event.ctrlKey || event.metaKey || event.altKey || event.shiftKey)) event.stopPropagation();
+  if (isPlain(event)) event.stopPropagation(); // for hosts that do not know the attribute
 }
 
 function render({ model, el }) {
   let named = null;
+  let suppress = null;
   const state = () => {
     const lab = el.closest(".gradlab-lab");
     if (lab) lab.dataset.state = model.get("state");
@@ -47,6 +55,8 @@ function render({ model, el }) {
       waiting = requestAnimationFrame(begin); // not on the page yet
       return;
     }
+    suppress = (event) => lab.contains(event.target) && event.target.toggleAttribute(SUPPRESS, isPlain(event));
+    globalThis.addEventListener("keydown", suppress, true);
     lab.addEventListener("keydown", keep);
     label(lab);
     state();
@@ -57,6 +67,7 @@ function render({ model, el }) {
   return () => {
     model.off("change:state", state);
     cancelAnimationFrame(waiting);
+    globalThis.removeEventListener("keydown", suppress, true);
     named?.disconnect();
   };
 }

@@ -43,6 +43,7 @@ NAMES = (*BUTTONS, *SWITCHES, *OTHERS, *VIEWS)  # everything that can be hidden,
 _CSS = """<style>
 .gradlab-lab :focus-visible { outline: 2px solid #0072B2; outline-offset: 1px; }
 .gradlab-hint { float: right; }
+.gradlab-refusal { border-left: 4px solid #D55E00; padding-left: 6px; font-weight: bold; }
 .gradlab-lab .widget-readout { min-width: 48px; max-width: 60px; }
 .gradlab-lab .widget-html-content { line-height: 1.5; }
 </style>"""
@@ -146,6 +147,10 @@ class Panel:
         first = f'<i class="gradlab-hint">{hint}</i>' if hint else ""
         self._batch.value = f"{product} = <b>{e.effective_batch}</b> examples an update{noise}{first}"
         self.switches["more"].description = summary(e)
+
+    def refuse(self, sentence: str) -> None:
+        """Say below k and b why their values cannot be run, until `show_batch` is called again."""
+        self._batch.value = f'<span class="gradlab-refusal" role="alert">{html.escape(sentence)}</span>'
 
     def narrate(self, sentence: str) -> None:
         """Show a sentence of slow motion or of a step; "" clears it."""

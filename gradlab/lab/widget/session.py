@@ -244,6 +244,7 @@ class Session:
                 self._front.refusal = str(error)
                 self.stop()
                 self.panel.show_status(Status("not run", self._front.refusal))
+                self.panel.refuse(self._front.refusal)
             return False
         self._front.refusal = ""
         return True

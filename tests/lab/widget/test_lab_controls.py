@@ -94,7 +94,10 @@ def test_values_that_cannot_be_run_are_refused(make):
     widget(lab, "accumulation_steps").value = 12
     assert lab.status.startswith("not run: ") and "at most the 55000 training examples" in lab.status
     assert lab.state is State.IDLE and lab.result is None
-    assert "12" not in widget(lab, "batch").value
+    batch = widget(lab, "batch")
+    assert "12 × 5000" not in batch.value and "at most the 55000 training examples" in batch.value  # beside k and b
+    widget(lab, "accumulation_steps").value = 2
+    assert "2 × 5000" in batch.value and lab.wait() is State.FINISHED
 
 
 def test_a_refusal_ends_the_run_before_and_stays_on_the_page(make):
