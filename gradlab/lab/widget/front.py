@@ -20,6 +20,7 @@ from gradlab.lab.widget.trace import COLUMNS, Trace
 # After so many milliseconds the page asks again; in other states, and while a run is young, after SOON.
 ASK_AGAIN = {State.RUNNING: 100, State.PAUSED: 200}
 SOON = 30
+HOLD_SECONDS = 0.05
 PAGES = 4  # that are told without being asked: the last ones that asked
 POINT_SHARE = 0.01  # of the time goes at most into the current run's point in the views against k
 
@@ -74,6 +75,11 @@ class Front:
             asked: "ask", the page's name; "have", the updates by seed that it has of each run; "points", the number of
                 earlier points that it has.
         """
+        run, _ = self._shown()
+        if run is not None:
+            run.begun.wait(
+                HOLD_SECONDS
+            )  # the first point is worth waiting for; without the lock, which its worker needs
         with self._guard:
             try:
                 self._send(asked)

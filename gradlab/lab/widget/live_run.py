@@ -117,6 +117,7 @@ class Run:
         pace: the speed.
         stop: ends the training when set.
         over: set when the training has ended for any reason.
+        begun: set when there is a first update, or when there will be none.
         updates: the updates so far, by seed. The lists only grow; the updates in them never change.
         delay: seconds to wait before training starts. A run that is replaced within this time computes nothing.
         waiting: whether the run is paused and waits for a step.
@@ -130,6 +131,7 @@ class Run:
     pace: Pace = field(default_factory=Pace)
     stop: Stop = field(default_factory=Stop)
     over: threading.Event = field(default_factory=threading.Event)
+    begun: threading.Event = field(default_factory=threading.Event)
     updates: dict[int, list[Update]] = field(default_factory=dict)
     delay: float = 0.0
     waiting: bool = False
@@ -155,6 +157,7 @@ class Run:
         finally:
             self.hidden = 0
             self.over.set()
+            self.begun.set()
 
     @property
     def state(self) -> State:
@@ -234,6 +237,7 @@ class Run:
             self.hidden = len(first.losses)
         for seed, update in updates:
             self.updates.setdefault(seed, []).append(update)
+        self.begun.set()
         if watched:
             self._narrate_window(first)
             return

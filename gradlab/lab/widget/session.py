@@ -4,6 +4,7 @@ A session runs on the kernel's main thread. It reads the controls, decides which
 training to the `Runner` and the answers to the page to the `Front`.
 """
 
+import math
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,8 +22,9 @@ from gradlab.lab.widget.live_run import Pace, Run, State, Status
 from gradlab.lab.widget.panel import Panel, View
 from gradlab.lab.widget.runner import CLOSE_SECONDS, Runner
 
-# Debounce: a slider that is dragged changes again within this time, so values it passes through start no training.
-DRAG_SECONDS = 0.06
+# Debounce: a slider that is dragged changes again within this time, so values it passes through start no training. The
+# first change after a while starts one at once: most often it is the only one.
+DRAG_SECONDS, QUIET_SECONDS = 0.06, 0.25
 STOP_SECONDS = 0.05  # in which most runs stop
 SHOW_SECONDS = 0.2  # between two pictures of a run for which a cell waits
 POINTS = 200  # earlier runs that stay in the views against k
@@ -68,6 +70,7 @@ class Session:
         self._front = Front(self.panel, self.runner.guard, self._shown)
         self._begun = False  # whether it has trained, or was told to wait
         self._moved = False  # whether a control has been changed
+        self._changed_at = -math.inf  # when
         self._show_experiment()
         self.say(FIRST)
 
@@ -229,8 +232,9 @@ class Session:
             self.runner.stop()  # at once: the old run would compete with what follows for the processor
         self._moved = True
         self._show_experiment()
+        before, self._changed_at = self._changed_at, time.monotonic()
         if self.panel.rerun.value:
-            self.start(delay=DRAG_SECONDS)
+            self.start(delay=DRAG_SECONDS if self._changed_at - before < QUIET_SECONDS else 0.0)
         else:
             self.say("the controls have changed: press Run")
         self._list_code()
