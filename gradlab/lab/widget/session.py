@@ -69,8 +69,7 @@ class Session:
             ipywidgets.jslink((steps, "value"), (view, "accumulation_steps"))
         self._front = Front(self.panel, self.runner.guard, self._shown)
         self._begun = False  # whether it has trained, or was told to wait
-        self._moved = False  # whether a control has been changed
-        self._changed_at = -math.inf  # when
+        self._changed_at = -math.inf  # when a control was changed
         self._show_experiment()
         self.say(FIRST)
 
@@ -150,7 +149,7 @@ class Session:
         with self.runner.guard:
             self.runner.forget()
             self._front.refusal, self.experiment = "", self.preset
-            self._points, self._begun, self._moved = [], True, False
+            self._points, self._begun, self._changed_at = [], True, -math.inf
             self.write(self.preset)
             self._show_pause(False)
             self.panel.progress.value = 0
@@ -176,6 +175,11 @@ class Session:
             self.say(f"written: {write().resolve()}")
         except (OSError, ValueError) as error:
             self.say(f"not written: {error}")
+
+    def pin(self, name: str, result: Result) -> None:
+        """Keep a result for comparison."""
+        self.pins.add(name, result)
+        self._front.tell()
 
     def pictures(self) -> dict[str, View]:
         """The views that are not hidden, by name, as pictures of the present numbers."""
@@ -215,24 +219,18 @@ class Session:
             self.start()
         elif "rename" in message:
             self.pins.rename(self._front.result_of(message["rename"]), str(message["name"]))
-            self._front.tell()
         elif "remove" in message:
             self.pins.remove(self._front.result_of(message["remove"]))
+        if "rename" in message or "remove" in message:
             self._front.tell()
-
-    def pin(self, name: str, result: Result) -> None:
-        """Keep a result for comparison."""
-        self.pins.add(name, result)
-        self._front.tell()
 
     def _control_changed(self) -> None:
         if self._writing or not self._read():
             return
         if self.panel.rerun.value:
             self.runner.stop()  # at once: the old run would compete with what follows for the processor
-        self._moved = True
-        self._show_experiment()
         before, self._changed_at = self._changed_at, time.monotonic()
+        self._show_experiment()
         if self.panel.rerun.value:
             self.start(delay=DRAG_SECONDS if self._changed_at - before < QUIET_SECONDS else 0.0)
         else:
@@ -285,7 +283,7 @@ class Session:
 
     def _show_experiment(self) -> None:
         with self.runner.guard:
-            self.panel.show_batch(self.experiment, HINT if not self._moved else "")
+            self.panel.show_batch(self.experiment, HINT if self._changed_at == -math.inf else "")
 
     def _shown(self) -> tuple[Run | None, views.Shown]:
         """The current run, and what the views draw besides its result."""
