@@ -26,8 +26,10 @@ PLOTS = """async ([source, runs, data]) => {
         style: module.styleOf(i),
     }));
     const all = {...data, runs: known, current: known[0]};
-    const found = Object.entries(module.VIEWS).map(([name, {title, plots}]) =>
-        [name, {title, plots: plots(all), words: module.words(name, all), latest: module.latest(name, all)}]);
+    const found = Object.entries(module.VIEWS).map(([name, view]) => {
+        const plots = view.plots(all);
+        return [name, {plots, words: module.words(name, all, plots), latest: module.latest(all, plots)}];
+    });
     const places = {losses: 17.3, accuracy: 500, noise: 7};
     const read = Object.entries(places).map(([name, x]) => module.nearest(module.VIEWS[name].plots(all)[0], x));
     return JSON.stringify({...Object.fromEntries(found), read});
@@ -47,7 +49,7 @@ def sent(result, name: str) -> dict:
     trace, e = Trace.of(result), result.experiment
     arrays = {"rows": trace.rows(0), "dots": trace.dots(0)}
     numbers = {n: [None if np.isnan(value) else float(value) for value in a.ravel()] for n, a in arrays.items()}
-    about = {"number": trace.number, "name": name, "first": 0, "counts": trace.counts}
+    about = {"number": trace.number, "name": name, "first": 0, "firstDot": 0, "counts": trace.counts}
     about |= {"perUpdate": trace.dots(0).shape[1], "k": e.accumulation_steps, "b": 20, "batch": e.effective_batch}
     return about | numbers
 
@@ -65,7 +67,8 @@ def test_the_page_draws_what_python_draws(compute, against):
         "columns": list(COLUMNS),
         "points": [point(OTHER)],
         "point": point(NOW),
-        "window": [1.5, 1.7],
+        "window": [1.5, None, 1.7, 1.6],
+        "windowAt": 40,
         "against": against,
         "experiment": {"k": 4, "b": 20, "updates": 40},
     }
@@ -75,18 +78,20 @@ def test_the_page_draws_what_python_draws(compute, against):
         drawn = getattr(views, name)(shown).axes
         for plot, axes in zip(found[name]["plots"], drawn, strict=True):
             assert (plot["y"]["from"], plot["y"]["to"]) == pytest.approx(axes.get_ylim(), rel=1e-5), name
-            lines = {line.get_label(): line for line in axes.get_lines()}
-            for series in plot["series"]:
-                if series["name"] not in lines:
-                    continue
-                np.testing.assert_allclose(series["xs"], lines[series["name"]].get_xdata(), rtol=1e-5)
-                np.testing.assert_allclose(series["ys"], lines[series["name"]].get_ydata(), rtol=1e-5)
+            named = {line.get_label(): line for line in axes.get_lines()}
+            # The points of earlier runs and of the current one have no label in Python.
+            lines = [named.get(series["name"], axes.get_lines()[i]) for i, series in enumerate(plot["series"])]
+            assert len(lines) == 2
+            for series, line in zip(plot["series"], lines):
+                np.testing.assert_allclose(series["xs"], line.get_xdata(), rtol=1e-5)
+                np.testing.assert_allclose(series["ys"], line.get_ydata(), rtol=1e-5)
     assert [len(series["xs"]) for series in found["losses"]["plots"][0]["series"]] == [40, 40]
     assert [len(series["xs"]) for series in found["accuracy"]["plots"][0]["series"]] == [4, 4]
     losses = found["losses"]["plots"][0]
     np.testing.assert_allclose(np.array(losses["dots"])[:, 1], NOW.losses[0].ravel(), rtol=1e-5)
     np.testing.assert_allclose(np.array(losses["dots"])[:4, 0], [0.125, 0.375, 0.625, 0.875])
-    assert losses["marked"] == [[40.25, 1.5], [40.75, 1.7]]
+    assert found["losses"]["latest"] == f"{NOW.window_losses.mean(axis=0)[-1]:.3f}"
+    assert losses["marked"] == [[40.125, 1.5], [40.625, 1.7], [40.875, 1.6]]  # one was not finite
     np.testing.assert_allclose(losses["series"][0]["band"], NOW.window_losses.std(axis=0, ddof=1), rtol=1e-4)
 
 
@@ -96,6 +101,7 @@ def test_noise_scale_and_points_are_pythons(compute):
         "points": [point(OTHER), point(synthetic(2, b=7))],
         "point": point(NOW),
         "window": [],
+        "windowAt": 0,
     }
     data |= {"against": "updates", "experiment": {"k": 4, "b": 20, "updates": 40}}
     found = json.loads(compute(PLOTS, [sent(NOW, "now"), sent(OTHER, "other")], data))
@@ -121,14 +127,14 @@ def test_noise_scale_and_points_are_pythons(compute):
 
 INCREMENTS = """async ([source]) => {
     const {merged, column} = await import(URL.createObjectURL(new Blob([source], {type: "text/javascript"})));
-    const answer = (first, counts) => ({first, counts, perUpdate: 1});
+    const answer = (first, firstDot, counts) => ({first, firstDot, counts, perUpdate: 1});
     const columns = ["a", "b"];
-    const take = (run, first, counts, rows, dots) =>
-        merged(run, answer(first, counts), columns, new Float32Array(rows), new Float32Array(dots));
-    let run = take(undefined, 0, [2, 0], [1, 10, 2, 20], [7, 8]);
-    run = take(run, 2, [3, 0], [3, 30], [9]);       // a new update
-    run = take(run, 0, [3, 1], [4, 40, 2, 20, 3, 30], [7, 8, 9]); // the second seed changes the first mean
-    run = take(run, 1, [3, 1], [2, 20, 3, 30], [8, 9]);    // the same again
+    const take = (run, first, firstDot, counts, rows, dots) =>
+        merged(run, answer(first, firstDot, counts), columns, new Float32Array(rows), new Float32Array(dots));
+    let run = take(undefined, 0, 0, [2, 0], [1, 10, 2, 20], [7, 8]);
+    run = take(run, 2, 2, [3, 0], [3, 30], [9]); // a new update
+    run = take(run, 0, 3, [3, 1], [4, 40, 2, 20, 3, 30], []); // the second seed changes the first mean
+    run = take(run, 1, 1, [3, 1], [2, 20, 3, 30], [8, 9]); // the same again
     return [column(run, "a"), column(run, "b"), [...run.dots], run.counts];
 }"""
 
@@ -139,9 +145,11 @@ def test_increments_take_their_place(compute):
 
 TICKS = """async ([source, axes]) => {
     const {ticksOf, plain, stepped} = await import(URL.createObjectURL(new Blob([source], {type: "text/javascript"})));
-    const plot = {series: [{xs: [1, 2, 3]}, {xs: [2, 30]}]};
+    const say = String;
+    const series = [{xs: [1, 2, 3, 99], ys: [1, 1, 1, 1]}, {xs: [2, 30], ys: [1, 1]}]; // 99 is beyond the axis
+    const plot = {x: {from: 0, to: 40, say}, y: {say}, series};
     return [axes.map(ticksOf), [0.0123456, 12.345, 1234.5, 30000].map((number) => plain(number)),
-        [[null, 1], [2, 1], [3, 10], [2, -1], [1, -1], [null, -1]].map(([x, step]) => stepped(plot, x, step))];
+        [[null, 1], [2.3, 1], [3, 10], [2, -1], [1, -1], [null, -1]].map(([x, step]) => stepped(plot, x, step))];
 }"""
 
 

@@ -73,7 +73,7 @@ class Page:
 
     def ask(self) -> dict:
         """Ask for what is new, and return the answer."""
-        self.say(ask=self._name, have=dict(self._counts), points=len(self._points))
+        self.say(ask=self._name, have=dict(self._counts), revision=self.last.get("revision"))
         return self.last
 
     def say(self, **message) -> None:

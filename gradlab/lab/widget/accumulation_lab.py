@@ -5,7 +5,7 @@ one:
 
     the browser                draws the views, and asks for new numbers when it can draw them (charts.js)
     the kernel's main thread   reacts to the controls, decides which run is the current one (session.py), and answers
-                               the browser (front.py)
+                               the browser (front.py); JupyterLab delivers messages on other threads beside it
     the worker thread          trains the current run and stores its updates; it touches no widget (runner.py)
 
 A run that is no longer the current one is cancelled, and its remaining updates are not shown.
@@ -218,7 +218,7 @@ class AccumulationLab:
         """Stop the run, wait for its threads to end, and remove the widgets from the page."""
         self._session.end()
         self._session.join()
-        self.view.close()
+        self._session.panel.close()
 
     def __repr__(self) -> str:
         e = self.experiment

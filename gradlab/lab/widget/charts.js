@@ -15,7 +15,8 @@ import {
   words,
 } from "./plots.js";
 
-const PATIENCE = 10000; // milliseconds without an answer, after which the page says so and asks again
+const USED = ["click", "keyup", "pointerup"];
+const PATIENCE = 10000; // milliseconds without an answer, after which the page says so
 
 export const el = (tag, properties = {}, ...children) => {
   const made = Object.assign(document.createElement(tag), properties);
@@ -36,29 +37,32 @@ export function chart(name, data, root) {
   const head = el("div", { className: "gradlab-head" }, el("b", { textContent: VIEWS[name].title }), last);
   const node = el("div", { className: `gradlab-view gradlab-view-${name}` }, head, canvas, readout, said, described);
   node.dataset.view = name;
+  let plots = VIEWS[name].plots(data());
   let cursor = null;
   let frame = null;
 
   function draw() {
     frame = null;
-    described.textContent = words(name, data());
-    last.textContent = latest(name, data());
+    plots = VIEWS[name].plots(data());
+    described.textContent = words(name, data(), plots);
+    last.textContent = latest(data(), plots);
     node.dataset.updates = data().runs[0]?.counts[0] ?? 0;
     const { context, width, height } = fitted(canvas);
     if (!width || !height) return; // hidden: the next resize draws
-    const plots = VIEWS[name].plots(data());
     const colors = looks(root);
     boxes(plots.length, width, height).forEach((box, i) => drawPlot(context, plots[i], box, colors, cursor));
-    show(plots, boxes(1, width, height)[0], colors);
+    show(boxes(1, width, height)[0], colors);
   }
 
   /** Show what is read beside the place where it is read. */
-  function show(plots, box, colors) {
+  function show(box, colors) {
     const found = cursor === null ? [] : plots.map((plot) => nearest(plot, cursor)).filter(Boolean);
     readout.hidden = !found.length;
     readout.replaceChildren();
-    said.textContent = "";
-    if (!found.length) return;
+    if (!found.length) {
+      said.textContent = "";
+      return;
+    }
     const values = found.flatMap((each) => each.values);
     readout.append(el("b", { textContent: found[0].said }));
     for (const { name: run, style, said: value } of values) {
@@ -74,7 +78,8 @@ export function chart(name, data, root) {
       left: left ? `${x + 14}px` : "",
       right: left ? "" : `${canvas.clientWidth - x + 4}px`,
     });
-    said.textContent = `${found[0].said}: ${values.map(({ name: run, said: value }) => `${run} ${value}`).join(", ")}`;
+    const words = `${found[0].said}: ${values.map(({ name: run, said: value }) => `${run} ${value}`).join(", ")}`;
+    if (said.textContent !== words) said.textContent = words; // the same words again would be said again
   }
 
   function schedule() {
@@ -87,18 +92,16 @@ export function chart(name, data, root) {
   }
 
   canvas.addEventListener("pointermove", (event) => {
-    const [plot] = VIEWS[name].plots(data());
-    read(places(plot, boxes(1, canvas.clientWidth, canvas.clientHeight)[0]).valueAt(event.offsetX));
+    read(places(plots[0], boxes(1, canvas.clientWidth, canvas.clientHeight)[0]).valueAt(event.offsetX));
   });
   canvas.addEventListener("pointerleave", () => read(null));
   canvas.addEventListener("blur", () => read(null));
   canvas.addEventListener("keydown", (event) => {
-    const [plot] = VIEWS[name].plots(data());
     const end = { Home: 1, End: -1 }[event.key]; // a step from outside
     const step = { ArrowLeft: -1, ArrowRight: 1, PageDown: -10, PageUp: 10 }[event.key];
     if (!end && !step && event.key !== "Escape") return;
     event.preventDefault();
-    read(end ? stepped(plot, null, end) : step ? stepped(plot, cursor, step) : null);
+    read(end ? stepped(plots[0], null, end) : step ? stepped(plots[0], cursor, step) : null);
   });
   return { node, canvas, schedule };
 }
@@ -118,6 +121,7 @@ function chips(model, hidden, changed) {
   toggle.addEventListener("click", () => open(table.hidden));
   toggle.dataset.part = "table";
   let shown = "";
+  let wanted = null; // the part that gets the focus next
 
   function name(run, label, colors) {
     const mark = el("span", { textContent: STYLES[run.style].mark });
@@ -140,6 +144,7 @@ function chips(model, hidden, changed) {
       left = true;
       if (send) model.send({ rename: run.number, name: field.value });
       field.remove();
+      wanted = `${run.number} gradlab-rename`;
       shown = "";
       changed();
     };
@@ -156,19 +161,25 @@ function chips(model, hidden, changed) {
     ]);
     if (key === shown || list.querySelector("input")) return;
     shown = key;
-    const focused = document.activeElement?.getAttribute("data-part");
+    const focused = wanted ?? document.activeElement?.getAttribute("data-part");
+    wanted = null;
     list.replaceChildren(...runs.map((run, i) => {
       const pinned = i > 0 || !now;
       const chip = el("span", { className: "gradlab-chip" }, name(run, run.name, colors));
       chip.style.borderColor = colorOf(run.style, colors);
       const act = (part, text, title, action) => {
         const button = el("button", { className: `gradlab-${part}`, textContent: text, title: `${title} ${run.name}` });
+        button.setAttribute("aria-label", button.title);
         button.addEventListener("click", action);
         chip.append(button);
       };
       if (pinned) {
         act("rename", "✎", "Rename", () => rename(run, chip));
-        act("remove", "✕", "Remove", () => model.send({ remove: run.number }));
+        act("remove", "✕", "Remove", () => {
+          const next = runs[i + 1] ?? runs[i - 1];
+          wanted = next ? `${next.number} gradlab-chip-name` : null;
+          model.send({ remove: run.number });
+        });
       }
       for (const button of chip.children) button.dataset.part = `${run.number} ${button.className}`;
       return chip;
@@ -193,8 +204,10 @@ function showCharts({ model, el: root }) {
     cells: [],
     now: false,
     points: [],
+    revision: null, // of the points
     point: null,
     window: [],
+    windowAt: 0,
     against: "updates",
   };
   const experiment = { k: 1, b: 1, updates: null };
@@ -234,7 +247,7 @@ function showCharts({ model, el: root }) {
     late = false;
     const have = Object.fromEntries([...store].map(([number, run]) => [number, run.counts]));
     asked = setTimeout(complain, PATIENCE);
-    model.send({ ask: page, have, points: known.points.length });
+    model.send({ ask: page, have, revision: known.revision });
   }
 
   function complain() {
@@ -242,7 +255,6 @@ function showCharts({ model, el: root }) {
     lost.hidden = false;
     lost.textContent = "No answer from the kernel for 10 seconds: it is busy with a cell, was restarted, or is gone. " +
       "After a restart, run the cell again.";
-    ask();
   }
 
   function take(content, buffers) {
@@ -267,7 +279,9 @@ function showCharts({ model, el: root }) {
       store.get(number).style = styleOf(content.now ? i : i + 1);
     });
     [...store.keys()].filter((number) => !known.sent.includes(number)).forEach((number) => store.delete(number));
-    for (const name of ["columns", "cells", "now", "point", "window", "against"]) known[name] = content[name];
+    for (const name of ["columns", "cells", "now", "revision", "point", "window", "windowAt", "against"]) {
+      known[name] = content[name];
+    }
     known.points = content.points ?? known.points;
     Object.assign(experiment, content.experiment);
     redraw();
@@ -292,16 +306,22 @@ function showCharts({ model, el: root }) {
   themed.observe(document.body, { attributes: true });
   let waiting = requestAnimationFrame(function begin() {
     const lab = root.closest(".gradlab-lab");
-    if (lab) watched.observe(lab);
-    else waiting = requestAnimationFrame(begin); // not on the page yet
+    if (!lab) {
+      waiting = requestAnimationFrame(begin); // not on the page yet
+      return;
+    }
+    watched.observe(lab);
+    USED.forEach((event) => lab.addEventListener(event, ask)); // a kernel that is gone is noticed when it is needed
   });
   redraw();
   return () => {
+    visible = false; // no frame that is under way asks again
     [asked, again].forEach(clearTimeout);
     cancelAnimationFrame(waiting);
     model.off("msg:custom", take);
     model.off("change:news", ask);
     document.removeEventListener("visibilitychange", ask);
+    USED.forEach((event) => root.closest(".gradlab-lab")?.removeEventListener(event, ask));
     [watched, resized, themed].forEach((observer) => observer.disconnect());
   };
 }

@@ -4,10 +4,10 @@ Everything is sent by the thread that handles the page's message or the notebook
 threads send, and a page that asks only when it can draw never falls behind.
 """
 
-import threading
+import math
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,10 +15,11 @@ from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.widget import pins, views
 from gradlab.lab.widget.live_run import Run, State, Status
 from gradlab.lab.widget.panel import Panel
+from gradlab.lab.widget.runner import Runner
 from gradlab.lab.widget.trace import COLUMNS, Trace
 
 # After so many milliseconds the page asks again; in other states, and while a run is young, after SOON.
-ASK_AGAIN = {State.RUNNING: 100, State.PAUSED: 200}
+ASK_AGAIN = {State.RUNNING: 100, State.PAUSED: 100}
 SOON = 30
 HOLD_SECONDS = 0.05
 PAGES = 4  # that are told without being asked: the last ones that asked
@@ -30,21 +31,24 @@ class Front:
 
     Args:
         panel: the widgets to update.
-        guard: the lock to hold meanwhile. JupyterLab may deliver two messages on two threads.
-        shown: a function without arguments that returns the current run, if there is one, and what the views draw.
+        runner: has the current run, and the lock to hold meanwhile: JupyterLab may deliver two messages on two threads.
+        shown: a function from a run, or None, to what the views draw of it and of all others.
 
     Attributes:
         refusal: why the values of the controls cannot be run, or "". While set, the status line of a run that is
             still ending does not replace it.
     """
 
-    def __init__(self, panel: Panel, guard: threading.RLock, shown: Callable[[], tuple[Run | None, views.Shown]]):
-        self._panel, self._guard, self._shown = panel, guard, shown
+    def __init__(self, panel: Panel, runner: Runner, shown: Callable[[Run | None], views.Shown]):
+        self._panel, self._runner, self._shown = panel, runner, shown
         self._said: tuple[Run, Status] | None = None  # the last status that was shown
         self._broken: Run | None = None  # the run that could not be shown
         self._traces: dict[int, tuple[object, Trace]] = {}  # for the id of each run and of each pinned result
-        self._point: tuple[Run, views.Point | None, float] | None = None  # and when it is due again
+        self._cells: dict[int, list[str]] = {}  # the same for their rows in the table
+        self._point: tuple[Run, dict | None, float] | None = None  # of the current run, and when it is due again
         self._pages: dict[str, dict] = {}  # what each page that has asked has by now
+        self._points: Sequence[views.Point] = ()  # of earlier runs, as last sent
+        self._revision = 0  # changes with them
         self.refusal = ""
 
     def tell(self) -> None:
@@ -57,8 +61,8 @@ class Front:
 
         A status is shown once, so that it does not replace a sentence that the lab has shown since then.
         """
-        with self._guard:
-            run, _ = self._shown()
+        with self._runner.guard:
+            run = self._runner.current
             if run is None:
                 return
             self._panel.progress.value = run.progress
@@ -72,15 +76,13 @@ class Front:
         """Send a page what it does not have yet.
 
         Args:
-            asked: "ask", the page's name; "have", the updates by seed that it has of each run; "points", the number of
-                earlier points that it has.
+            asked: "ask", the page's name; "have", the updates by seed that it has of each run; "revision", that of the
+                earlier runs' points that it has.
         """
-        run, _ = self._shown()
-        if run is not None:
-            run.begun.wait(
-                HOLD_SECONDS
-            )  # the first point is worth waiting for; without the lock, which its worker needs
-        with self._guard:
+        run = self._runner.current
+        if run is not None and run.state is State.STARTING:  # the first point is worth waiting for
+            run.begun.wait(HOLD_SECONDS)  # without the lock, which its worker needs
+        with self._runner.guard:
             try:
                 self._send(asked)
                 self.show_counters()  # after the numbers, so that a run called finished is drawn
@@ -88,31 +90,34 @@ class Front:
                 sentence = f"{type(error).__name__}: {error}"
                 self._panel.show_status(Status("not shown", sentence, traceback.format_exc()))
                 self._panel.charts.send({"to": asked["ask"], "fault": sentence})
-                if (run := self._shown()[0]) is not None:
+                if (run := self._runner.current) is not None:
                     self._broken = run
                     run.stop.set()
 
     def push(self) -> None:
         """Do what the pages would ask for. While a cell waits for a run, the kernel may not hear them."""
-        with self._guard:
-            self.show_counters()
-            for asked in list(self._pages.values()):
-                self.answer(asked)
+        self.show_counters()
+        for asked in list(self._pages.values()):
+            self.answer(asked)
 
     def result_of(self, number: object) -> object:
         """The run or the pinned result that the page knows by this number, or None."""
         return next((key for key, trace in self._traces.values() if trace.number == number), None)
 
     def _send(self, asked: Mapping[str, Any]) -> None:
-        run, shown = self._shown()
+        run = self._runner.current
         over = run is None or run.over.is_set()  # read first, so that what is sent is complete
-        have = asked.get("have") or {}
+        shown, have = self._shown(run), asked.get("have") or {}
         runs, buffers = [], []
         for trace, name, experiment, cells in self._runs(run, shown):
-            first = trace.first_new(have.get(str(trace.number), ()))
-            buffers += [trace.rows(first).tobytes(), trace.dots(first).tobytes()]
-            sent = {"number": trace.number, "name": name, "first": first, "counts": list(trace.counts), "cells": cells}
-            runs.append(sent | {"perUpdate": trace.dots(0).shape[1]} | facts(experiment))
+            known = have.get(str(trace.number), [0])
+            first, first_dot = trace.first_new(known), min(known[0], trace.counts[0])
+            buffers += [trace.rows(first).tobytes(), trace.dots(first_dot).tobytes()]
+            sent = {"number": trace.number, "name": name, "counts": list(trace.counts), "cells": cells}
+            sent |= {"first": first, "firstDot": first_dot, "perUpdate": trace.dots(0).shape[1]}
+            runs.append(sent | facts(experiment))
+        if shown.points is not self._points:
+            self._points, self._revision = shown.points, self._revision + 1
         points = [plain(point) for point in shown.points]
         content = {
             "to": asked["ask"],
@@ -120,18 +125,20 @@ class Front:
             "now": run is not None,  # whether the first of the runs is the current one
             "columns": list(COLUMNS),
             "cells": list(pins.COLUMNS),
-            "points": None if asked.get("points") == len(points) else points,
-            "point": plain(self._current_point(run, over)),
-            "window": [float(loss) for loss in shown.window],
+            "revision": self._revision,
+            "points": None if asked.get("revision") == self._revision else points,
+            "point": None if run is None else self._current_point(run, over),
+            "window": [_finite(loss) for loss in shown.window],
+            "windowAt": shown.window_at,
             "against": shown.against,
             "experiment": facts(shown.experiment),
-            "again": None if over or run is None else SOON if run.young else ASK_AGAIN.get(run.state, SOON),
+            "again": None if over or run is None else _pause(run),
         }
         self._panel.charts.send(content, buffers)
-        known = {str(each["number"]): each["counts"] for each in runs}
+        sent_counts = {str(each["number"]): each["counts"] for each in runs}
         self._pages.pop(asked["ask"], None)
         self._pages = dict(list(self._pages.items())[1 - PAGES :])
-        self._pages[asked["ask"]] = {"ask": asked["ask"], "have": known, "points": len(points)}
+        self._pages[asked["ask"]] = {"ask": asked["ask"], "have": sent_counts, "revision": self._revision}
 
     def _runs(self, run: Run | None, shown: views.Shown) -> list[tuple[Trace, str, Experiment, list[str]]]:
         """Trace, name, experiment and row in the table of the current run, which has no row, and of the pinned runs."""
@@ -149,20 +156,26 @@ class Front:
             found.append((trace, shown.name, run.experiment, []))
         for name, result in shown.pinned:
             trace = trace_of(result, partial(Trace.of, result))
-            found.append((trace, name, result.experiment, pins.summary(result)))
+            if id(result) not in kept:
+                self._cells[id(result)] = pins.summary(result)
+            found.append((trace, name, result.experiment, self._cells[id(result)]))
+        self._cells = {key: cells for key, cells in self._cells.items() if key in self._traces}
         return found
 
-    def _current_point(self, run: Run | None, over: bool) -> views.Point | None:
+    def _current_point(self, run: Run, over: bool) -> dict | None:
         """The point of the current run; while it runs, computed so seldom that it takes little time."""
-        if run is None:
-            return None
-        if self._point is None or self._point[0] is not run or over or time.monotonic() >= self._point[2]:
+        before, point, due = self._point or (None, None, 0.0)
+        if before is not run or time.monotonic() >= due or (over and due < math.inf):
             began = time.monotonic()
             result = run.result()
-            point = None if result is None else views.Point.of(result)
+            point = None
+            if result is not None:
+                point = plain(views.Point.of(result))
+                if min(result.updates) < views.POINT_UPDATES:
+                    point["window"] = None  # too few to say anything about the noise
             ended = time.monotonic()
-            self._point = run, point, ended + max(0.5, (ended - began) / POINT_SHARE)
-        return self._point[1]
+            self._point = run, point, math.inf if over else ended + max(0.5, (ended - began) / POINT_SHARE)
+        return point
 
 
 def facts(e: Experiment) -> dict[str, Any]:
@@ -175,9 +188,18 @@ def facts(e: Experiment) -> dict[str, Any]:
     }
 
 
-def plain(point: views.Point | None) -> dict[str, Any] | None:
+def plain(point: views.Point) -> dict[str, Any]:
     """A point as the page gets it: numbers that are not finite are None, which JSON can say."""
-    if point is None:
-        return None
-    numbers = {name: value for name, value in vars(point).items() if name != "experiment"}
-    return facts(point.experiment) | {n: v if abs(v) < float("inf") else None for n, v in numbers.items()}
+    numbers = {name: _finite(value) for name, value in vars(point).items() if name != "experiment"}
+    return facts(point.experiment) | numbers
+
+
+def _finite(number: float) -> float | None:
+    return float(number) if math.isfinite(number) else None
+
+
+def _pause(run: Run) -> int:
+    """The milliseconds after which a page asks again."""
+    if run.young and run.state is not State.PAUSED:
+        return SOON
+    return ASK_AGAIN.get(run.state, SOON)

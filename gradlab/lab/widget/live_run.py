@@ -1,4 +1,4 @@
-"""One run of the lab: its updates, which the worker thread writes and the kernel's main thread reads, and its pace."""
+"""One run of the lab: its updates, which the worker thread writes and others read, and its pace."""
 
 import enum
 import threading
@@ -198,10 +198,16 @@ class Run:
 
     def window(self) -> np.ndarray:
         """The losses of the micro-batches shown so far of a window that is shown in part; otherwise empty."""
-        if not self.hidden:
+        hidden, made = self.hidden, self.updates.get(self._latest[0]) if self._latest else None
+        if not hidden or not made:
             return np.zeros(0)
-        losses = self.updates[self._latest[0]][-1].losses
-        return losses[: len(losses) + 1 - self.hidden]
+        losses = made[-1].losses
+        return losses[: len(losses) + 1 - hidden]
+
+    @property
+    def window_at(self) -> int:
+        """The number of updates before the window that is shown in part."""
+        return len(self.updates[self._latest[0]]) - 1 if len(self.window()) else 0
 
     def status(self) -> Status:
         """The status line of the run."""

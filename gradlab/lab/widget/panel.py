@@ -102,7 +102,11 @@ class Panel:
         self._batch, self._status_line, self._narration_line, self._listing = (
             widgets.HTML().add_class(f"gradlab-{name}") for name in ("batch", "status", "narration", "listing")
         )
-        self.one_update = None if "toy" in hide else OneUpdate()
+        self.one_update = None
+        if "toy" not in hide:
+            steps = controls.widgets["accumulation_steps"]
+            self.one_update = OneUpdate(steps.value)
+            widgets.jslink((steps, "value"), (self.one_update, "accumulation_steps"))
         self.charts = Charts([name for name in PICTURES if name not in hide], chips="pins" not in hide)
         self._page = Page(layout={"display": "none"})
         self._status, self._narration = Status("", ""), ""
@@ -162,6 +166,14 @@ class Panel:
     def list_code(self, code: str) -> None:
         """Show a listing; "" clears it."""
         self._listing.value = f"<pre>{html.escape(code)}</pre>" if code else ""
+
+    def close(self) -> None:
+        """Remove all widgets from the page and from the kernel."""
+        waiting: list[widgets.Widget] = [self.view]
+        while waiting:
+            widget = waiting.pop()
+            waiting += getattr(widget, "children", ())
+            widget.close()
 
     def _layout(self, controls: Controls, hide: Collection[str]) -> widgets.Widget:
         def named(*names: str) -> list:

@@ -26,7 +26,8 @@ import { line } from "./canvas.js";
  * @property {Run | null} current The run that is under way or was the last, unless it is hidden.
  * @property {Object[]} points Earlier runs, for the views against k.
  * @property {Object | null} point The same of the current run.
- * @property {number[]} window The losses of a window that is shown micro-batch by micro-batch.
+ * @property {(number | null)[]} window The losses of a window that is shown micro-batch by micro-batch.
+ * @property {number} windowAt The updates before it.
  * @property {string} against
  * @property {{k: number, b: number, updates: number | null}} experiment
  */
@@ -50,6 +51,7 @@ import { line } from "./canvas.js";
  * @property {number[]} [ticks]
  * @property {string} [label]
  * @property {function(number): string} say
+ * @property {number} [near] The share of the axis within which values are read together; 0: only at the same place.
  */
 
 /**
@@ -64,12 +66,11 @@ import { line } from "./canvas.js";
  */
 
 const STEPS = [1, 2, 5, 10, 20, 50]; // ticks of k
-const POINT_UPDATES = 8; // as in views.py
 const DRAWN = 1500; // more dots merge into one another
 const AGAINST = {
   updates: { label: "updates", say: (x) => `update ${x}` },
-  examples: { label: "training examples seen", say: (x) => `${plain(x)} examples` },
-  seconds: { label: "training time (s)", say: (x) => `${x.toFixed(2)} s` },
+  examples: { label: "training examples seen", say: (x) => `${plain(x)} examples`, near: 0.02 },
+  seconds: { label: "training time (s)", say: (x) => `${x.toFixed(2)} s`, near: 0.02 },
 };
 
 /** A number in few digits: 0.0123, 12.3, 24,000. */
@@ -96,7 +97,7 @@ export function merged(/** @type {Run | undefined} */ run, sent, columns, rows, 
     ...sent,
     columns,
     rows: joined(run?.rows, sent.first * columns.length, rows),
-    dots: joined(run?.dots, Math.min(sent.first, sent.counts[0]) * sent.perUpdate, dots),
+    dots: joined(run?.dots, sent.firstDot * sent.perUpdate, dots),
   };
 }
 
@@ -129,7 +130,9 @@ export function losses(/** @type {Data} */ data) {
     const { perUpdate } = data.current;
     const skip = Math.max(1, Math.floor(data.current.dots.length / DRAWN));
     for (let i = 0; i < data.current.dots.length; i += skip) dots.push([(i + 0.5) / perUpdate, data.current.dots[i]]);
-    data.window.forEach((loss, i) => marked.push([data.current.counts[0] + (i + 0.5) / data.window.length, loss]));
+    data.window.forEach((loss, i) => {
+      if (loss !== null) marked.push([data.windowAt + (i + 0.5) / data.window.length, loss]);
+    });
   }
   const y = { from: 0, to: first.length ? 1.25 * most(first) : 3, say: (loss) => loss.toFixed(3) };
   return [{ x: updatesAxis(data), y, series, dots, marked }];
@@ -169,8 +172,7 @@ function pointsOf(/** @type {Data} */ data, earlier, now, value) {
 /** @returns {Plot[]} The noise of the window's loss against k, and the law 1 / sqrt(k) for the last run. */
 export function noise(/** @type {Data} */ data) {
   const earlier = data.points.filter(({ b }) => b === data.experiment.b);
-  const enough = data.current && data.point?.window && least(data.current.counts) >= POINT_UPDATES;
-  const now = enough ? [data.point] : [];
+  const now = data.current && data.point?.window ? [data.point] : []; // Python sends it when it says enough
   const last = now[0] ?? earlier.at(-1);
   const y = {
     from: last ? last.microbatch / 12 : 0.01,
@@ -220,38 +222,41 @@ export const VIEWS = {
 };
 
 /** The last values of the current run, as words for the head of a view. */
-export function latest(/** @type {string} */ view, /** @type {Data} */ data) {
+export function latest(/** @type {Data} */ data, /** @type {Plot[]} */ plots) {
   if (!data.current) return "";
-  const values = VIEWS[view].plots(data).flatMap(({ series, y }) =>
+  const values = plots.flatMap(({ series, y }) =>
     series.filter(({ style, ys }) => style === data.current.style && ys.length).map(({ ys }) => y.say(ys.at(-1)))
   );
   return values.join(" · ");
 }
 
-/** A sentence for each run, for readers who cannot see the view. */
-export function words(/** @type {string} */ view, /** @type {Data} */ data) {
+/**
+ * A sentence for each run, for readers who cannot see the view.
+ * @param {string} view
+ * @param {Data} data
+ * @param {Plot[]} plots Those of the view.
+ */
+export function words(view, data, plots) {
+  const [lines, points] = [
+    plots[0].series.filter(({ ys }) => ys.length),
+    data.current && data.point ? [data.point] : [],
+  ];
   const said = {
-    losses: () =>
-      losses(data)[0].series.filter(({ ys }) => ys.length)
-        .map(({ name, ys }) => `${name}: from ${ys[0].toFixed(2)} to ${ys.at(-1).toFixed(2)} nats`),
+    losses: () => lines.map(({ name, ys }) => `${name}: from ${ys[0].toFixed(2)} to ${ys.at(-1).toFixed(2)} nats`),
     accuracy: () =>
-      accuracy(data)[0].series.filter(({ ys }) => ys.length)
-        .map(({ name, xs, ys }) => `${name}: ${ys.at(-1).toFixed(1)} % after ${plain(xs.at(-1), 4)} ${data.against}`),
+      lines.map(({ name, xs, ys }) =>
+        `${name}: ${ys.at(-1).toFixed(1)} % after ${plain(xs.at(-1), 4)} ${data.against}`
+      ),
     noise: () =>
-      noise(data)[0].series[1].ys
-        .map((y) =>
-          `k = ${data.experiment.k}: ${y.toFixed(3)} nats measured, ${data.point.law.toFixed(3)} predicted by 1/√k`
-        ),
-    scale: () =>
-      scale(data)[0].series.filter(({ ys }) => ys.length)
-        .map(({ name, ys }) => `${name}: ${plain(ys.at(-1))} examples`),
+      plots[0].series[1].ys.map((y) =>
+        `k = ${data.point.k}: ${y.toFixed(3)} nats measured, ${data.point.law.toFixed(3)} predicted by 1/√k`
+      ),
+    scale: () => lines.map(({ name, ys }) => `${name}: ${plain(ys.at(-1))} examples`),
     cost: () =>
-      (data.current && data.point ? [data.point] : [])
-        .map((point) =>
-          `an update takes ${point.milliseconds?.toFixed(1)} ms; peak memory of the process: ${
-            point.mebibytes?.toFixed(0)
-          } MiB`
-        ),
+      points.map(({ milliseconds, mebibytes }) => {
+        const memory = mebibytes === null ? "" : `; peak memory of the process: ${mebibytes.toFixed(0)} MiB`;
+        return `an update takes ${milliseconds.toFixed(1)} ms${memory}`;
+      }),
   }[view]();
   return `${VIEWS[view].title}${said.length ? `. ${said.join(". ")}.` : ": no data yet."}`;
 }
@@ -265,7 +270,7 @@ export function nearest(/** @type {Plot} */ plot, x) {
   if (!some.length) return null;
   const places = some.map(({ xs }) => xs[closest(xs, x)]);
   const place = places[closest(places, x)];
-  const near = 0.02 * (at(plot.x.to) - at(plot.x.from || (plot.x.log ? 1 : 0)));
+  const near = (plot.x.near ?? 0) * (plot.x.to - plot.x.from);
   const values = some
     .map(({ name, style, xs, ys }) => ({ name, style, i: closest(xs, place), xs, ys }))
     .filter(({ i, xs }) => Math.abs(at(xs[i]) - at(place)) <= near)
@@ -275,10 +280,11 @@ export function nearest(/** @type {Plot} */ plot, x) {
 
 /** The place after this one, in the direction of a key: the next of all places where a series has a value. */
 export function stepped(/** @type {Plot} */ plot, x, step) {
-  const places = [...new Set(plot.series.flatMap(({ xs }) => xs))].sort((a, b) => a - b);
-  if (!places.length) return null;
-  const here = x === null ? (step > 0 ? -1 : places.length) : places.findIndex((place) => place >= x);
-  return places[Math.max(0, Math.min(places.length - 1, here + step))];
+  const all = [...new Set(plot.series.flatMap(({ xs }) => xs))].sort((a, b) => a - b);
+  const shown = all.filter((place) => place >= plot.x.from && place <= plot.x.to);
+  if (!shown.length) return null;
+  const here = x === null ? (step > 0 ? -1 : shown.length) : shown.indexOf(nearest(plot, x).x);
+  return shown[Math.max(0, Math.min(shown.length - 1, here + step))];
 }
 
 /** Round numbers along an axis, at most about five. */
@@ -365,6 +371,14 @@ function drawAxes(context, plot, box, { x, y }, colors) {
   context.fillText(plot.y.label, box.left + 4, box.top + 6);
 }
 
+/** As many of a series' values as its box can show: two for each pixel of its width. */
+function thinned(/** @type {Series} */ series, width) {
+  const skip = Math.ceil(series.xs.length / (2 * width));
+  if (skip < 2 || series.points) return series;
+  const pick = (values) => values?.filter((_, i) => i % skip === 0 || i === values.length - 1);
+  return { ...series, xs: pick(series.xs), ys: pick(series.ys), band: pick(series.band) };
+}
+
 function drawSeries(context, series, { x, y }, colors) {
   const { style, xs, ys } = series;
   const color = colorOf(style, colors);
@@ -431,7 +445,7 @@ export function drawPlot(context, /** @type {Plot} */ plot, box, colors, cursor)
       dash,
     );
   }
-  [...plot.series].reverse().forEach((series) => drawSeries(context, series, to, colors));
+  [...plot.series].reverse().forEach((series) => drawSeries(context, thinned(series, box.width), to, colors));
   for (const [x, y] of plot.marked ?? []) drawMark(context, [to.x(x), to.y(y)], 1, colorOf(1, colors), 4);
   const read = cursor === null ? null : nearest(plot, cursor);
   if (read) {

@@ -37,7 +37,7 @@ export function dataOf(/** @type {Recorded} */ recorded, chosen) {
   };
   const points = recorded.runs.filter((_, i) => i !== chosen).map((each) => each.point);
   const experiment = { k: run.k, b: run.b, updates: run.updates };
-  return { runs: [run], current: run, points, point, window: [], against: "updates", experiment };
+  return { runs: [run], current: run, points, point, window: [], windowAt: 0, against: "updates", experiment };
 }
 
 /** What showOneUpdate needs of a widget's model. */

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from gradlab.lab.widget.live_run import Run
 
-CLOSE_SECONDS = 60  # the worker ends within a micro-batch and the publisher within a picture; a machine can be slow
+CLOSE_SECONDS = 60  # the worker ends within a micro-batch; a machine can be slow
 
 
 class Runner:

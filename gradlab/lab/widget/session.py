@@ -1,7 +1,8 @@
 """The state of a lab and its reactions: what happens when a control, a switch or a button is used.
 
-A session runs on the kernel's main thread. It reads the controls, decides which run is the current one, and leaves the
-training to the `Runner` and the answers to the page to the `Front`.
+A session runs on the threads that handle the page's messages and the cells: the kernel's main thread and, in
+JupyterLab, others beside it. It reads the controls, decides which run is the current one, and leaves the training to
+the `Runner` and the answers to the page to the `Front`.
 """
 
 import math
@@ -11,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-import ipywidgets
 import numpy as np
 
 from gradlab.lab.experiments.experiment import Experiment
@@ -63,11 +63,7 @@ class Session:
         self.controls = controls.build(experiment, self._control_changed, hide, lock)
         self.pins = pins.Pins()
         self.panel = Panel(self.controls, rerun, against, hide)
-        if (view := self.panel.one_update) is not None:
-            steps = self.controls.widgets["accumulation_steps"]
-            view.accumulation_steps = steps.value
-            ipywidgets.jslink((steps, "value"), (view, "accumulation_steps"))
-        self._front = Front(self.panel, self.runner.guard, self._shown)
+        self._front = Front(self.panel, self.runner, self._shown)
         self._begun = False  # whether it has trained, or was told to wait
         self._changed_at = -math.inf  # when a control was changed
         self._show_experiment()
@@ -183,11 +179,10 @@ class Session:
 
     def pictures(self) -> dict[str, View]:
         """The views that are not hidden, by name, as pictures of the present numbers."""
-        run, shown = self._shown()
-        if run is not None:
-            shown = replace(shown, result=run.result())
-        toy = self.panel.one_update
-        first = {} if toy is None else {"toy": View(*toy.picture(toy.towers * toy.accumulation_steps))}
+        run = self.runner.current
+        shown = replace(self._shown(run), result=None if run is None else run.result())
+        e, toy = self.experiment, self.panel.one_update
+        first = {} if toy is None else {"toy": View(*toy.picture(e.towers * e.accumulation_steps))}
         return first | {name: View(*views.picture(name, shown)) for name in self.panel.charts.shown}
 
     def show(self) -> None:
@@ -204,7 +199,8 @@ class Session:
         self._front.push()
 
     def end(self) -> None:
-        """Stop the run."""
+        """Stop the run. A page that first sees the lab now starts no other."""
+        self._begun = True
         self.runner.stop()
 
     def join(self) -> None:
@@ -215,13 +211,14 @@ class Session:
         """React to a message from the page's views."""
         if "ask" in message:
             self._front.answer(message)
-        elif "seen" in message and not self._begun and self.panel.rerun.value:
-            self.start()
-        elif "rename" in message:
-            self.pins.rename(self._front.result_of(message["rename"]), str(message["name"]))
-        elif "remove" in message:
-            self.pins.remove(self._front.result_of(message["remove"]))
-        if "rename" in message or "remove" in message:
+            return
+        with self.runner.guard:
+            if "seen" in message and not self._begun and self.panel.rerun.value:
+                self.start()
+            elif "rename" in message:
+                self.pins.rename(self._front.result_of(message["rename"]), str(message["name"]))
+            elif "remove" in message:
+                self.pins.remove(self._front.result_of(message["remove"]))
             self._front.tell()
 
     def _control_changed(self) -> None:
@@ -285,14 +282,14 @@ class Session:
         with self.runner.guard:
             self.panel.show_batch(self.experiment, HINT if self._changed_at == -math.inf else "")
 
-    def _shown(self) -> tuple[Run | None, views.Shown]:
-        """The current run, and what the views draw besides its result."""
-        run = self.runner.current
+    def _shown(self, run: Run | None) -> views.Shown:
+        """What the views draw of a run and of all others, without its result."""
         experiment = run.experiment if run is not None else self.experiment
-        return run, views.Shown(
+        return views.Shown(
             experiment,
             name=f"now: {presets.name(experiment, self.preset)}",
             window=np.zeros(0) if run is None else run.window(),
+            window_at=0 if run is None else run.window_at,
             pinned=self.pins.runs,
             points=self._points,
             against=self.panel.against.value,

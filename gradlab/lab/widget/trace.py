@@ -1,4 +1,8 @@
-"""What the page draws of a run: a row of numbers for each update, computed once, when the update is new."""
+"""What the page draws of a run: a row of numbers for each update, computed once, when the update is new.
+
+The numbers are those of the figures, but for the noise scale: a figure shows seeds that finished, the page also seeds
+that are under way or were stopped.
+"""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -23,13 +27,14 @@ _NUMBERS = itertools.count(1)
 
 
 class Trace:
-    """The numbers of one run. They only grow; what has been computed of an update never changes.
+    """The numbers of one run. They only grow; what has been computed of an update and a seed never changes.
 
     Args:
         experiment: the run's experiment.
 
     Attributes:
-        number: a number that no other trace has, by which the page knows the run.
+        number: a number that no other trace has, by which the page knows the run. It changes when a seed diverges,
+            which changes all means of the noise scale: the page then gets every row again.
         counts: the updates of each seed so far.
     """
 
@@ -38,6 +43,7 @@ class Trace:
         self._seeds = experiment.seed_numbers
         self._experiment = experiment
         self.counts = [0] * len(self._seeds)
+        self._sound = np.full(len(self._seeds), True)
         self._kept = np.full([len(self._seeds), 64, 6], np.nan)
         self._dots = np.full([64, min(DOTS, experiment.towers * experiment.accumulation_steps)], np.nan, np.float32)
         self._means = [(RunningMean(SMOOTHING), RunningMean(SMOOTHING)) for _ in self._seeds]
@@ -74,8 +80,9 @@ class Trace:
         """The rows from that update on, with a column for each of `COLUMNS`; float32, NaN where there is no number."""
         kept = self._kept[:, first : max(self.counts)]
         loss, accuracy = (mean_and_deviation(kept[..., column]) for column in (_LOSS, _ACCURACY))
-        others = (mean_and_deviation(kept[..., c])[0] for c in (_EXAMPLES, _SECONDS, _VARIANCE, _SQUARED))
-        examples, seconds, variance, squared = others
+        examples, seconds = (mean_and_deviation(kept[..., column])[0] for column in (_EXAMPLES, _SECONDS))
+        sound = kept[self._sound]
+        variance, squared = (mean_and_deviation(sound[..., column])[0] for column in (_VARIANCE, _SQUARED))
         scale = np.where(squared > 0, variance / np.where(squared > 0, squared, 1), np.nan)
         return np.stack([*loss, *accuracy, examples, seconds, scale], axis=1).astype(np.float32)
 
@@ -100,10 +107,19 @@ class Trace:
         for column, mean, values in zip((_VARIANCE, _SQUARED), self._means[number], found):
             rows[:, column] = mean.extend(values)
         if number == 0:
-            k = new.losses.shape[2]
-            chosen = np.arange(self._dots.shape[1]) * k // self._dots.shape[1]
-            self._dots[first:last] = new.losses[0][:, chosen]
+            self._dots[first:last] = self._chosen(new.losses[0])
         self.counts[number] = last
+        there = weights > 0
+        if self._sound[number] and not np.isfinite([*new.losses[0][there], *new.gradient_norms[0][there]]).all():
+            self._sound[number] = False
+            self.number = next(_NUMBERS)
+
+    def _chosen(self, losses: np.ndarray) -> np.ndarray:
+        """The losses that are drawn as dots, NaN where a window has fewer micro-batches, shape (updates, dots)."""
+        k, dots = self._experiment.towers * self._experiment.accumulation_steps, self._dots.shape[1]
+        whole = np.full([len(losses), k], np.nan)
+        whole[:, : losses.shape[1]] = losses
+        return whole[:, np.arange(dots) * k // dots]
 
     def _reserve(self, rows: int) -> None:
         """Make room for so many updates: twice as many each time, so that adding takes constant time."""

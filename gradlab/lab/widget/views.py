@@ -38,6 +38,11 @@ class Point:
     milliseconds: float
     mebibytes: float
 
+    @property
+    def steps(self) -> int:
+        """The micro-batches of a window, on all towers."""
+        return self.experiment.towers * self.experiment.accumulation_steps
+
     @classmethod
     def of(cls, result: Result) -> "Point":
         """The point of a run with this result."""
@@ -61,6 +66,7 @@ class Shown:
         name: the name of the current run.
         result: the result of the current run so far, or None.
         window: the losses of the micro-batches shown so far, if a window is shown micro-batch by micro-batch.
+        window_at: the number of updates before that window.
         pinned: (name, result) of the pinned runs.
         points: the points of earlier runs.
         against: the horizontal axis of the accuracy: "updates", "examples" or "seconds".
@@ -70,6 +76,7 @@ class Shown:
     name: str
     result: Result | None = None
     window: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    window_at: int = 0
     pinned: Sequence[tuple[str, Result]] = ()
     points: Sequence[Point] = ()
     against: str = "updates"
@@ -96,8 +103,9 @@ def losses(shown: Shown) -> Figure:
         many = max(1, updates * k // 1500)  # more dots merge into one another, and take longer to draw
         axes.plot(places.ravel()[::many], first.ravel()[::many], ".", color=FAINT, markersize=2.5, alpha=0.5)
     for number, loss in enumerate(shown.window):
-        place = (shown.result.updates[0] if shown.result is not None else 0) + (number + 0.5) / len(shown.window)
-        axes.plot([place], [loss], "o", color=STYLES[1]["color"], markersize=5)
+        axes.plot(
+            [shown.window_at + (number + 0.5) / len(shown.window)], [loss], "o", color=STYLES[1]["color"], markersize=5
+        )
     if shown.series:
         words = plots.draw_losses(axes, shown.series, smoothing=0.0)
         start = max(np.nanmean(result.window_losses[:, 0]) for result, *_ in shown.series)
@@ -133,13 +141,14 @@ def noise(shown: Shown) -> Figure:
     axes.set_xlim(0.85, max(60, shown.experiment.accumulation_steps))
     for points, style in ((alike, {"marker": "o", "mfc": "none", "color": GREY}), (now, {**STYLES[0], "ms": 8})):
         if points:
-            steps = [point.experiment.accumulation_steps * point.experiment.towers for point in points]
-            axes.plot(steps, [point.window for point in points], **style | {"linestyle": ""})
+            axes.plot(
+                [point.steps for point in points], [point.window for point in points], **style | {"linestyle": ""}
+            )
     for point in (now or alike)[-1:]:
         axes.plot(k, point.microbatch / np.sqrt(k), color="black", linestyle=(0, (8, 2)), linewidth=1)
         axes.set_ylim(point.microbatch / 12, point.microbatch * 2)
         axes.text(1.05, point.microbatch / 9, "(– –) noise of a micro-batch / √k", fontsize=7.5)
-        measured = f"k = {point.experiment.accumulation_steps}: {point.window:.3f} nats measured"
+        measured = f"k = {point.steps}: {point.window:.3f} nats measured"
         words = [f"{measured}, {point.law:.3f} predicted by 1/√k"]
     return _done(figure, axes, words)
 
@@ -165,7 +174,7 @@ def cost(shown: Shown) -> Figure:
     now = [Point.of(shown.result)] if shown.result is not None else []
     words = []
     for points, style in ((shown.points, {"marker": "o", "mfc": "none", "color": GREY}), (now, {**STYLES[0], "ms": 8})):
-        steps = [point.experiment.accumulation_steps for point in points]
+        steps = [point.steps for point in points]
         axes[0].plot(steps, [point.milliseconds for point in points], **style | {"linestyle": ""})
         axes[1].plot(steps, [point.mebibytes for point in points], **style | {"linestyle": ""})
     axes[0].set_ylabel("ms", fontsize=8)

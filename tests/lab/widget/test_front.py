@@ -5,32 +5,49 @@ import threading
 import ipywidgets
 import numpy as np
 import pytest
-from events import wait_until
+from events import LIMIT, wait_until
 from lab_widgets import Page, run_to_the_end, updates_made, widget
 
-from gradlab.lab.widget import front
+from gradlab.lab.widget import front, live_run
 from gradlab.lab.widget.live_run import State
 from gradlab.lab.widget.trace import COLUMNS, Trace
 
 
-def test_a_page_that_asks_during_a_run_has_its_result_at_the_end(make):
+@pytest.fixture
+def permits(monkeypatch):
+    """A semaphore of which each update of a run takes one."""
+    permits, updates_of = threading.Semaphore(0), live_run.updates_of
+
+    def held(job, stop):
+        for updates in updates_of(job, stop):
+            assert permits.acquire(timeout=LIMIT)
+            yield updates
+
+    monkeypatch.setattr(live_run, "updates_of", held)
+    yield permits
+    permits.release(10**6)
+
+
+def test_a_page_that_asks_during_a_run_has_its_result_at_the_end(make, permits):
     lab = make(updates=60, hide=())
     page = Page(lab)
     assert page.ask()["runs"] == [] and page.ask()["again"] is None  # nothing to ask for until there is news
     news = widget(lab, "charts").news
     lab.run()
     assert widget(lab, "charts").news > news
-    firsts = []
-    while page.ask()["again"] is not None:
-        firsts += [run["first"] for run in page.last["runs"]]
-        wait_until(lambda: updates_made(lab) > page.last["runs"][0]["counts"][0] if page.last["runs"] else True)
-        if lab.state is State.FINISHED:
-            break
-    page.ask()
+    assert page.ask()["again"] == front.SOON
+    for made, first in ((5, 0), (20, 5), (21, 20)):
+        permits.release(made - updates_made(lab))
+        wait_until(lambda made=made: updates_made(lab) == made)
+        lab._session._front._point = None  # else a point is kept for half a second
+        [run] = page.ask()["runs"]
+        assert (run["counts"], run["first"]) == ([made, made], first)  # increments
+        assert (page.last["point"]["window"] is None) == (made < 8)  # too few updates say nothing about the noise
+    assert page.last["again"] == front.ASK_AGAIN[State.RUNNING]
+    permits.release(39)
     lab.wait()
     name = "now: k = 5, b = 20"
     np.testing.assert_array_equal(page.rows[name], Trace.of(lab.result).rows(0))
-    assert firsts == sorted(firsts) and firsts[-1] > 0  # increments
     assert page.ask()["runs"][0]["first"] == 60 and page.last["again"] is None
 
 
@@ -132,13 +149,36 @@ def test_a_window_is_shown_one_loss_after_the_other(make):
     page = Page(lab)
     lab.step()
     wait_until(lambda: len(page.ask()["window"]) == 1 and lab.state is State.PAUSED)
-    assert page.last["again"] == front.SOON
+    assert page.last["again"] == front.ASK_AGAIN[State.PAUSED]
     lab.step()
     wait_until(lambda: len(page.ask()["window"]) == 2)
     lab.step(update=True)
     wait_until(lambda: page.ask()["runs"][0]["counts"] == [1, 1])
     assert page.last["window"] == []
     lab.stop()
+
+
+def test_losses_that_are_not_finite_reach_the_page_as_none(make):
+    lab = make(optimizer="sgd", learning_rate=1e30, accumulation_steps=2)
+    page = Page(lab)
+    for _ in range(3):
+        lab.step(update=True)
+        wait_until(lambda: lab.state is not State.RUNNING)
+    lab.step()
+    wait_until(lambda: lab.state in (State.PAUSED, State.FINISHED))
+    page.ask()  # Page refuses an answer that JSON cannot say
+    assert all(loss is None or np.isfinite(loss) for loss in page.last["window"])
+    lab.stop()
+
+
+def test_a_closed_lab_trains_no_more_and_is_let_go(make):
+    lab = make(hide=())
+    page, charts = Page(lab), widget(lab, "charts")
+    lab.close()
+    page.say(seen=True)
+    assert lab.state is State.IDLE
+    for part in (charts, widget(lab, "accumulation_steps"), widget(lab, "toy"), lab.view):
+        assert part.comm is None
 
 
 def test_a_fault_in_an_answer_is_shown_and_stops_the_run(make, monkeypatch):

@@ -75,6 +75,36 @@ def test_many_micro_batches_are_chosen_evenly():
     np.testing.assert_allclose(dots, result.losses[0][:, chosen], rtol=1e-6)
 
 
+def test_short_windows_have_as_many_dots_as_losses():
+    large = Experiment(model="dense", method="large_batch", updates=3, seeds=1, accumulation_steps=5)
+    dots = Trace.of(run(large)).dots(0)  # one loss for the whole batch
+    assert np.isfinite(dots[:, 0]).all() and np.isnan(dots[:, 1:]).all() and dots.shape == (3, 5)
+    sizes = dict(accumulation_steps=50, microbatch_size=101)
+    ragged = Experiment(model="dense", method="microbatched", updates=11, seeds=1, **sizes)
+    trace, made = Trace(ragged), {0: []}
+    for updates in updates_of(ragged):
+        made[0] += [update for _, update in updates]
+        trace.grow(made)
+    assert len(made[0][-1].losses) < 50  # the last window of the epoch
+    np.testing.assert_array_equal(trace.dots(0), Trace.of(run(ragged)).dots(0))
+
+
+def test_a_seed_that_diverges_leaves_the_noise_scale_and_the_page_gets_every_row_again():
+    diverged = synthetic(4, endings=("finished", "diverged", "finished"))
+    diverged.gradient_norms[1, 20:] = np.inf
+    scale = columns(Trace.of(diverged).rows(0))["noiseScale"]
+    np.testing.assert_allclose(scale, expected(diverged)["noiseScale"], rtol=2e-6)
+    wild = dict(optimizer="sgd", learning_rate=1e30)
+    experiment = Experiment(model="dense", method="microbatched", updates=9, seeds=2, **wild)
+    trace, made, numbers = Trace(experiment), {}, set()
+    for updates in updates_of(experiment):
+        for seed, update in updates:
+            made.setdefault(seed, []).append(update)
+        trace.grow(made)
+        numbers.add(trace.number)
+    assert len(numbers) > 1
+
+
 def test_numbers_that_are_not_there_are_nan():
     diverged = synthetic(4)
     diverged.losses[1, 20:] = np.inf
