@@ -168,6 +168,9 @@ def test_pin_compare_rename_and_remove(small):
     name.fill("no accumulation")
     name.press("Enter")
     until(lambda: "no accumulation: from" in small.words("losses"))
+    assert name.count() == 0
+    focused = "document.activeElement.getAttribute('aria-label')"
+    until(lambda: small.page.evaluate(focused) == "Rename no accumulation")
     for _ in range(19):
         small.press("accumulation_steps", "ArrowRight")
     until(lambda: "now: k = 20, b = 20: from" in small.words("losses"))
@@ -188,6 +191,7 @@ def test_pin_compare_rename_and_remove(small):
     until(lambda: "examples" in small.words("accuracy"))
     small.pinned().first.press("Enter")
     until(lambda: small.pinned().count() == 1 and "no accumulation" not in small.words("losses"))
+    until(lambda: small.page.evaluate("document.activeElement.className") == "gradlab-chip-name")
     small.choose("against", "updates")
 
 

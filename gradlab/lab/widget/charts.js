@@ -148,7 +148,11 @@ function chips(model, hidden, changed) {
       shown = "";
       changed();
     };
-    field.addEventListener("keydown", ({ key }) => (key === "Enter" || key === "Escape") && leave(key === "Enter"));
+    field.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" && event.key !== "Escape") return;
+      event.preventDefault(); // the same key would press the button that gets the focus now
+      leave(event.key === "Enter");
+    });
     field.addEventListener("blur", () => leave(true));
     chip.replaceChildren(field);
     field.focus();
