@@ -35,6 +35,8 @@ BOXES = """(lab) => {
 def test_the_lab_fits_every_width_and_is_sharp(browser, whole_notebooks, ratio):
     page = run_notebook(browser, whole_notebooks, "toy.ipynb", "the kernel is free", WIDE, scale=ratio)
     lab = Lab(page)
+    lab.press("accumulation_steps", "End")  # long words
+    until(lambda: "now: k = 50, b = 20: from" in lab.words("losses"))
     lab.wait_for("finished")
     lab.press("pin")
     until(lambda: lab.pinned().count() == 1)
@@ -53,7 +55,7 @@ def test_the_lab_fits_every_width_and_is_sharp(browser, whole_notebooks, ratio):
         for part in boxes["parts"]:
             assert part["left"] >= -1 and part["left"] + part["width"] <= width + 1, (width, part)
         assert lab.root.evaluate("(lab) => lab.scrollWidth") <= width + 1
-        for text in lab.root.locator("button:visible, .gradlab-head *").all():
+        for text in lab.root.locator("button:visible, .gradlab-head, .gradlab-head *").all():
             assert text.evaluate("(each) => each.scrollWidth <= each.clientWidth + 1"), (width, text.inner_text())
         heights[width] = views[0]["height"]
         if width == 848:
