@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 from lab_widgets import run_to_the_end
+from paths import ROOT
 
 from gradlab.lab.experiments.run import run
 from gradlab.lab.widget import front, presets, record, saved_page, toy, views
@@ -32,6 +33,13 @@ def test_the_recorded_lab_is_small_and_loads_nothing():
     assert len(page.encode()) <= 200_000
     assert "http:" not in page and "https:" not in page and "import " not in page.split("<script")[1]
     assert page.index("<img") < page.index("<pre>") < page.index("<script")  # what is left where scripts are dropped
+
+
+@pytest.mark.parametrize("notebook", ["00_start_here", "05_noise_and_accuracy", "app/lab"])
+def test_the_saved_notebooks_have_the_present_page(notebook):
+    cells = json.loads((ROOT / "notebooks" / f"{notebook}.ipynb").read_text())["cells"]
+    pages = ["".join(output.get("data", {}).get("text/html", "")) for c in cells for output in c.get("outputs", [])]
+    assert [page for page in pages if "gradlab-recorded" in page] == [saved_page.html()], "run make notebooks"
 
 
 def test_the_recorded_toy_is_that_of_the_lab():
