@@ -33,7 +33,8 @@ class AccumulationLab:
         seed: the first of the seeds. The same seed repeats the same run.
         hide: names of controls, buttons and views to hide.
         lock: names of controls that cannot be changed.
-        rerun: whether a changed control starts a new run at once.
+        rerun: whether a changed control starts a new run at once, and whether the first run starts when the page shows
+            the lab. Otherwise runs start with the button Run.
         against: the horizontal axis of the accuracy plot at first: "updates", "examples" or "seconds".
         **preset: any field of `Experiment`, as the initial value of its control.
 

@@ -1,7 +1,7 @@
-"""The conversation with the page: it asks for what is new of the runs, and gets that as numbers, not as pictures.
+"""Answers the page, which requests new numbers of the runs when it is ready to draw them.
 
-Everything is sent by the thread that handles the page's message or the notebook's cell. Some hosts drop what other
-threads send, and a page that asks only when it can draw never falls behind.
+Every message is sent by the thread that handles the page's request or runs the notebook's cell, because some hosts drop
+messages from other threads.
 """
 
 import math
@@ -18,12 +18,12 @@ from gradlab.lab.widget.panel import Panel
 from gradlab.lab.widget.runner import Runner
 from gradlab.lab.widget.trace import COLUMNS, Trace
 
-# After so many milliseconds the page asks again; in other states, and while a run is young, after SOON.
+# Milliseconds until the page asks again: by state; SOON in other states and during the first updates.
 ASK_AGAIN = {State.RUNNING: 100, State.PAUSED: 100}
 SOON = 30
-HOLD_SECONDS = 0.05
-PAGES = 4  # that are told without being asked: the last ones that asked
-POINT_SHARE = 0.01  # of the time goes at most into the current run's point in the views against k
+HOLD_SECONDS = 0.05  # An answer waits at most this long for the first update of a run.
+PAGES = 4  # `push` sends to the last pages that asked, at most this many.
+POINT_SHARE = 0.01  # The current run's point in the views against k takes at most this share of the time.
 
 
 class Front:
@@ -31,7 +31,8 @@ class Front:
 
     Args:
         panel: the widgets to update.
-        runner: has the current run, and the lock to hold meanwhile: JupyterLab may deliver two messages on two threads.
+        runner: has the current run and a lock. The lock is needed because JupyterLab may deliver two messages on two
+            threads.
         shown: a function from a run, or None, to what the views draw of it and of all others.
 
     Attributes:
@@ -46,13 +47,13 @@ class Front:
         self._traces: dict[int, tuple[object, Trace]] = {}  # for the id of each run and of each pinned result
         self._cells: dict[int, list[str]] = {}  # the same for their rows in the table
         self._point: tuple[Run, dict | None, float] | None = None  # of the current run, and when it is due again
-        self._pages: dict[str, dict] = {}  # what each page that has asked has by now
-        self._points: Sequence[views.Point] = ()  # of earlier runs, as last sent
-        self._revision = 0  # changes with them
+        self._pages: dict[str, dict] = {}  # for each page, the next request that would get only new numbers
+        self._points: Sequence[views.Point] = ()  # the points of earlier runs that were sent last
+        self._revision = 0  # counts the changes of these points
         self.refusal = ""
 
     def tell(self) -> None:
-        """Show the current run's progress, and let the page ask for the rest."""
+        """Show the current run's progress, and tell the page that there are new numbers."""
         self.show_counters()
         self._panel.charts.news += 1
 
@@ -95,7 +96,7 @@ class Front:
                     run.stop.set()
 
     def push(self) -> None:
-        """Do what the pages would ask for. While a cell waits for a run, the kernel may not hear them."""
+        """Send the pages their new numbers: while a cell waits for a run, the kernel may not read their requests."""
         self.show_counters()
         for asked in list(self._pages.values()):
             self.answer(asked)
@@ -118,7 +119,7 @@ class Front:
             runs.append(sent | facts(experiment))
         if shown.points is not self._points:
             self._points, self._revision = shown.points, self._revision + 1
-        points = [plain(point) for point in shown.points]
+        new_points = asked.get("revision") != self._revision
         content = {
             "to": asked["ask"],
             "runs": runs,
@@ -126,7 +127,7 @@ class Front:
             "columns": list(COLUMNS),
             "cells": list(pins.COLUMNS),
             "revision": self._revision,
-            "points": None if asked.get("revision") == self._revision else points,
+            "points": [plain(point) for point in shown.points] if new_points else None,
             "point": None if run is None else self._current_point(run, over),
             "window": [_finite(loss) for loss in shown.window],
             "windowAt": shown.window_at,

@@ -8,7 +8,7 @@ from gradlab.lab.widget.bundle import FOLDER, module
 
 RECORDED, PICTURE = FOLDER / "recorded.json", FOLDER / "recorded.png"  # record.py writes them
 
-# The picture stands first: it is all that a page shows that drops scripts. Where they run, the lab takes its place.
+# A page without scripts shows the picture and the table. Where scripts run, they replace both by the lab.
 _PAGE = """<div class="gradlab-lab gradlab-recorded">
 <img src="data:image/png;base64,{picture}" alt="{sentence}">
 <pre>{table}</pre>

@@ -40,7 +40,7 @@ class Session:
         seed: the first of the seeds.
         hide: names of controls, buttons and views to hide.
         lock: names of controls that cannot be changed.
-        rerun: whether a changed control starts a new run.
+        rerun: whether a changed control, or a page that shows the lab for the first time, starts a run.
         against: the horizontal axis of the accuracy plot at first.
 
     Attributes:

@@ -19,15 +19,15 @@ from gradlab.measure.noise_scale import estimates
 
 # Means over seeds; accuracies in percent, deviations: one standard deviation over seeds.
 COLUMNS = ("loss", "lossDeviation", "accuracy", "accuracyDeviation", "examples", "seconds", "noiseScale")
-DOTS = 8  # micro-batches of the first seed that are drawn of each update, at most
-SMOOTHING = 0.95  # of the noise scale, as in views.scale
+DOTS = 8  # At most this many micro-batches of an update are drawn, all of the first seed.
+SMOOTHING = 0.95  # of the noise scale
 
 _LOSS, _ACCURACY, _EXAMPLES, _SECONDS, _VARIANCE, _SQUARED = range(6)  # what is kept of each seed and update
 _NUMBERS = itertools.count(1)
 
 
 class Trace:
-    """The numbers of one run. They only grow; what has been computed of an update and a seed never changes.
+    """The numbers of one run. New updates are added; the numbers of an update and a seed never change afterwards.
 
     Args:
         experiment: the run's experiment.

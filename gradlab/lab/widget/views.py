@@ -13,6 +13,7 @@ from gradlab.lab.experiments.result import Result
 from gradlab.lab.figures import curves, plots
 from gradlab.lab.figures.style import FAINT, GREY, STYLES, against_k, plain_numbers, to_png
 from gradlab.lab.widget.toy import DOTS, SIZE
+from gradlab.lab.widget.trace import SMOOTHING
 from gradlab.measure.memory import MEBIBYTE
 
 POINT_UPDATES = 8  # a run needs this many updates for a point in the views against k
@@ -157,7 +158,7 @@ def scale(shown: Shown) -> Figure:
     """The gradient noise scale during training. Dotted: the effective batch."""
     figure, axes = _panel("noise scale (examples); dotted: batch")
     series = [(r, name, style) for r, name, style in shown.series if r.losses.shape[2] > 1]
-    words = plots.draw_noise_scale(axes, series, smoothing=0.95) if series else []
+    words = plots.draw_noise_scale(axes, series, SMOOTHING) if series else []
     axes.set(xlabel="updates", ylabel="", yscale="log")
     axes.set_xlim(0, shown.experiment.updates or None)
     plain_numbers(axes)
