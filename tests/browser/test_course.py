@@ -10,6 +10,7 @@ import pytest
 from lab_page import (
     SCREENSHOTS,
     Lab,
+    close,
     end_kernels,
     free_port,
     listens,
@@ -48,6 +49,33 @@ def test_a_notebook_of_the_course_runs_and_shows_its_diagrams_and_figures(
     check_that_everything_is_shown(page, notebook, "dark")
     page.context.close()
     end_kernels(whole_notebooks)
+
+
+def test_who_opens_notebook_00_sees_a_run_without_scrolling(browser, server):
+    """At 1280 x 800 with the file browser open: Shift+Enter twice, then the right arrow on k."""
+    page = open_notebook(browser, server, "00_start_here.ipynb", {"width": 1280, "height": 800})
+    page.locator(".jp-OutputArea-output img[alt^='Recorded runs']").wait_for()  # the saved notebook shows no blank
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.press("Shift+Enter")
+    lab = Lab(page)
+    lab.wait_for("finished")
+    shown = page.locator(".jp-NotebookPanel-notebook").bounding_box()
+    for part in (
+        "[data-control=accumulation_steps]",
+        *(f"[data-view={name}]" for name in ("toy", "losses", "accuracy")),
+    ):
+        box = lab.root.locator(part).first.bounding_box()
+        assert shown["y"] <= box["y"] and box["y"] + box["height"] <= shown["y"] + shown["height"], part
+    page.screenshot(path=SCREENSHOTS / "first_sight.png")
+    toy = lab.root.locator(".gradlab-words-toy")
+    before = toy.inner_text()
+    lab.press("accumulation_steps", "ArrowRight")
+    until(lambda: toy.inner_text() != before)
+    for name in ("losses", "noise"):
+        words = lab.root.locator(f".gradlab-words-{name}")
+        until(lambda words=words: "k = 6" in words.inner_text(), words.inner_text)
+    close(page)
+    end_kernels(server)
 
 
 def check_that_everything_is_shown(page, notebook: str, theme: str) -> None:

@@ -72,7 +72,7 @@ def view_pixels(page, theme: str) -> np.ndarray:
 
     white, black = ("#ffffff", "#111111") if theme == "light" else ("#111111", "#eeeeee")
     style = f"html {{ background: {white}; color: {black}; }} body {{ margin: 0; width: 1000px; }}"
-    page.set_content(f"<!doctype html><style>{style}</style>{saved_page.html()}")
+    page.set_content(f"<!doctype html><style>{style}</style>{saved_page.page()}")
     until(lambda: "k = 5" in page.locator(".gradlab-words-losses").inner_text())
     page.wait_for_timeout(200)  # two frames are enough; there is no event for drawn pixels
     return np.asarray(Image.open(io.BytesIO(page.locator(".gradlab-recorded-views").screenshot())).convert("RGB"), int)

@@ -232,13 +232,15 @@ class AccumulationLab:
         """The widgets, and a picture and a table for pages without widgets, such as a saved notebook."""
         bundle = dict(self.view._repr_mimebundle_(**kwargs)) | {"text/plain": repr(self)}
         if runs := self._session.runs:
+            picture, table = side_by_side(self.views.values()), pins.table(runs)
             return bundle | {
-                "image/png": side_by_side(self.views.values()),
-                "text/plain": f"{self!r}\n\n{pins.table(runs)}",
+                "text/html": saved_page.still(picture, repr(self), table),
+                "image/png": picture,
+                "text/plain": f"{self!r}\n\n{table}",
             }
         recorded = saved_page.recorded()
         return bundle | {
-            "text/html": saved_page.html(),
+            "text/html": saved_page.page(),
             "image/png": saved_page.picture(),
             "text/plain": f"{self!r}\n\n{recorded['sentence']}\n{recorded['table']}",
         }

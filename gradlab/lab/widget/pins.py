@@ -34,7 +34,7 @@ class Pins:
         for place, (_, pinned) in enumerate(self._runs):
             if pinned is result:
                 del self._runs[place]
-                self._runs.insert(place, (self._free(name.strip()), pinned))
+                self._runs.insert(place, (self._free(name), pinned))
 
     def remove(self, result: object) -> None:
         """Remove a pinned run, if it is still there."""
@@ -42,7 +42,8 @@ class Pins:
 
     def _free(self, name: str) -> str:
         taken = {name for name, _ in self._runs}
-        plain, number = name, 2
+        name = plain = " ".join(name.split())  # two spaces separate the cells of the table
+        number = 2
         while name in taken:
             name, number = f"{plain} ({number})", number + 1
         return name

@@ -2,7 +2,9 @@
 
 import base64
 import functools
+import html
 import json
+import re
 
 from gradlab.lab.widget.bundle import FOLDER, module
 
@@ -10,8 +12,7 @@ RECORDED, PICTURE = FOLDER / "recorded.json", FOLDER / "recorded.png"  # record.
 
 # A page without scripts shows the picture and the table. Where scripts run, they replace both by the lab.
 _PAGE = """<div class="gradlab-lab gradlab-recorded">
-<img src="data:image/png;base64,{picture}" alt="{sentence}">
-<pre>{table}</pre>
+{still}
 </div>
 <style>{css}</style>
 <script type="module">
@@ -35,15 +36,30 @@ def picture() -> bytes:
     return PICTURE.read_bytes()
 
 
+def still(picture: bytes, sentence: str, table: str) -> str:
+    """HTML without scripts.
+
+    Args:
+        picture: as PNG.
+        sentence: what the picture and the table show.
+        table: lines of cells, which two or more spaces separate; the first line has the headings.
+    """
+    cells = [re.split(r" {2,}", html.escape(line)) for line in table.splitlines()]
+    tags = ["th", *["td"] * len(cells)]
+    rows = ["".join(f"<{tag}>{cell}</{tag}>" for cell in row) for tag, row in zip(tags, cells)]
+    body = "\n".join(f"<tr>{row}</tr>" for row in rows)
+    words = html.escape(sentence)
+    image = f'<img src="data:image/png;base64,{base64.b64encode(picture).decode()}" alt="{words}">'
+    return f"{image}\n<p>{words}</p>\n<table>\n{body}\n</table>"
+
+
 @functools.cache
-def html() -> str:
+def page() -> str:
     """The recorded lab as one piece of HTML, which loads nothing."""
     about = recorded()
     names = ("charts", "one_update", "recorded")
     return _PAGE.format(
-        picture=base64.b64encode(picture()).decode(),
-        sentence=about["sentence"],
-        table=about["table"],
+        still=still(picture(), about["sentence"], about["table"]),
         css="".join((FOLDER / f"{name}.css").read_text(encoding="utf-8") for name in names),
         javascript=module("canvas", "one_update", "plots", "charts", "recorded"),
         recorded=RECORDED.read_text(encoding="utf-8").strip(),

@@ -9,7 +9,7 @@ from lab_widgets import run_to_the_end
 from paths import ROOT
 
 from gradlab.lab.experiments.run import run
-from gradlab.lab.widget import front, presets, record, saved_page, toy, views
+from gradlab.lab.widget import front, pins, presets, record, saved_page, toy, views
 from gradlab.lab.widget.trace import COLUMNS, Trace
 
 
@@ -21,25 +21,27 @@ def test_a_lab_that_has_not_run_shows_the_recorded_runs(make):
     lab = make(hide=())
     bundle = lab._repr_mimebundle_()
     assert "application/vnd.jupyter.widget-view+json" in bundle
-    assert bundle["image/png"].startswith(b"\x89PNG") and bundle["text/html"] == saved_page.html()
+    assert bundle["image/png"].startswith(b"\x89PNG") and bundle["text/html"] == saved_page.page()
     for words in (repr(lab), "Recorded runs: dense on mnist, adam, 5 seeds, 300 updates", "recorded, k = 50"):
         assert words in bundle["text/plain"]
     run_to_the_end(lab)
-    assert "text/html" not in lab._repr_mimebundle_()  # its own picture and table instead
+    own = lab._repr_mimebundle_()["text/html"]  # its own picture and table instead
+    assert "<script" not in own and "recorded" not in own
+    assert own.count("<tr>") == 2 and f"<td>{pins.summary(lab.result)[0]}</td>" in own
 
 
 def test_the_recorded_lab_is_small_and_loads_nothing():
-    page = saved_page.html()
+    page = saved_page.page()
     assert len(page.encode()) <= 200_000
     assert "http:" not in page and "https:" not in page and "import " not in page.split("<script")[1]
-    assert page.index("<img") < page.index("<pre>") < page.index("<script")  # what is left where scripts are dropped
+    assert page.index("<img") < page.index("<table>") < page.index("<script")  # what is left where scripts are dropped
 
 
 @pytest.mark.parametrize("notebook", ["00_start_here", "05_noise_and_accuracy", "app/lab"])
 def test_the_saved_notebooks_have_the_present_page(notebook):
     cells = json.loads((ROOT / "notebooks" / f"{notebook}.ipynb").read_text())["cells"]
     pages = ["".join(output.get("data", {}).get("text/html", "")) for c in cells for output in c.get("outputs", [])]
-    assert [page for page in pages if "gradlab-recorded" in page] == [saved_page.html()], "run make notebooks"
+    assert [page for page in pages if "gradlab-recorded" in page] == [saved_page.page()], "run make notebooks"
 
 
 def test_the_recorded_toy_is_that_of_the_lab():
