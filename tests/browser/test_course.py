@@ -18,6 +18,7 @@ from lab_page import (
     run_notebook,
     set_setting,
     until,
+    use_by_keyboard,
 )
 from paths import ROOT
 
@@ -121,6 +122,7 @@ def test_the_lab_alone_through_voila(browser, tmp_path):
             lab.wait_for("finished")
             assert "6 × 20 = 120" in lab.text("batch") and page.locator(".jp-InputArea-editor:visible").count() == 0
             page.screenshot(path=SCREENSHOTS / "voila.png")
+            use_by_keyboard(lab)
             other = socket.gethostbyname(socket.gethostname())
             assert other.startswith("127.") or not listens(port, other)
         finally:

@@ -352,10 +352,11 @@ def test_nothing_is_cut_off(page, small, width):
     page.set_viewport_size({"width": 1280, "height": 1300})
 
 
-def test_the_dark_theme_reads_well(browser, whole_notebooks):
-    set_setting(whole_notebooks, "apputils-extension:themes", theme="JupyterLab Dark")
+@pytest.mark.parametrize("theme", ["Dark", "Dark High Contrast"])
+def test_dark_themes_read_well(browser, whole_notebooks, theme):
+    set_setting(whole_notebooks, "apputils-extension:themes", theme=f"JupyterLab {theme}")
     page = run_notebook(browser, whole_notebooks, "labs.ipynb", "the kernel is free")
-    page.locator("body[data-jp-theme-light=false]").wait_for(state="attached")
+    page.locator(f"body[data-jp-theme-name='JupyterLab {theme}']").wait_for(state="attached")
     lab = Lab(page, ".one")
     lab.press("run")
     lab.wait_for("finished")
@@ -371,7 +372,7 @@ def test_the_dark_theme_reads_well(browser, whole_notebooks):
     ground = lab.root.locator(".gradlab-view-losses").evaluate("(each) => getComputedStyle(each).backgroundColor")
     assert max(int(part) for part in ground[ground.index("(") + 1 : -1].split(",")[:3]) < 60
     assert not violations(page, ".one")
-    page.screenshot(path=SCREENSHOTS / "lab_dark.png")
+    page.screenshot(path=SCREENSHOTS / f"lab_{theme.lower().replace(' ', '_')}.png")
     close(page)
 
 

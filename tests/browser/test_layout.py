@@ -5,7 +5,7 @@ import pathlib
 
 import numpy as np
 import pytest
-from lab_page import SCREENSHOTS, TOKEN, Lab, choose_menu, close, run_notebook, until
+from lab_page import SCREENSHOTS, TOKEN, Lab, choose_menu, close, run_notebook, until, use_by_keyboard
 
 from gradlab.lab.widget import saved_page
 
@@ -120,6 +120,8 @@ def test_the_lab_works_in_notebook_7(browser, whole_notebooks):
     assert page.locator(".jp-Cell").count() == cells
     lab.wait_for("finished")
     page.screenshot(path=SCREENSHOTS / "notebook_7.png")
+    use_by_keyboard(lab)
+    assert page.locator(".jp-Cell").count() == cells
     page.context.close()
 
 

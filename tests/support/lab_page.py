@@ -206,3 +206,41 @@ class Lab:
     def wait_for(self, word: str) -> float:
         """Wait until the status line contains a word, and return the seconds that it took."""
         return until(lambda: word in self.status(), self.status)
+
+
+def use_by_keyboard(lab: Lab) -> None:
+    """Reach every control with Tab, and use a slider, a list, a checkbox and buttons, in any page that shows a lab."""
+    lab.control("method")  # with everything shown
+    named = lab.root.locator("[data-control]:visible, button:visible:enabled")
+    wanted = set(named.evaluate_all("(all) => all.map((each) => each.dataset.control ?? each.className)"))
+    assert {"accumulation_steps", "method", "rerun", "budget"} <= wanted
+    reached = set()
+    lab.control("accumulation_steps").focus()
+    for _ in range(100):
+        now = lab.root.evaluate(
+            """(lab) => {
+                const focused = document.activeElement;
+                const control = focused.closest("[data-control]")?.dataset.control;
+                return lab.contains(focused) ? [focused.className, control] : null;
+            }"""
+        )
+        if now is None:
+            break
+        reached |= set(now)
+        lab.page.keyboard.press("Tab")
+    assert wanted <= reached, wanted - reached
+
+    lab.press("rerun", "Space")
+    until(lambda: not lab.control("rerun").is_checked())
+    before = lab.text("batch")
+    lab.press("accumulation_steps", "ArrowRight")
+    until(lambda: lab.text("batch") != before)
+    lab.choose("method", "variables")
+    lab.press("run", "Space")
+    until(lambda: "seed 0" in lab.status(), lab.status)
+    lab.press("stop")
+    until(lambda: lab.status().startswith(("stopped", "finished")), lab.status)  # it may end before the key comes
+    lab.press("pin")
+    until(lambda: lab.pinned().count() == 1)
+    lab.press("more", "Space")
+    lab.root.locator(".gradlab-drawer").wait_for(state="hidden")
