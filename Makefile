@@ -22,7 +22,7 @@ help:
 	@echo "make types       check the types"
 	@echo "make bench       time the methods side by side"
 	@echo "make docs        build the site in docs/_build/html; make linkcheck also checks external links"
-	@echo "make notebooks   run the notebooks and keep their outputs"
+	@echo "make notebooks   run the notebooks and keep their outputs; only some: make notebooks NOTEBOOKS=..."
 	@echo "make lock        renew requirements.txt and requirements-lowest.txt from pyproject.toml"
 	@echo "make clean       remove .venv and .venv-lowest"
 
@@ -82,10 +82,14 @@ docs: .venv/ready
 linkcheck: .venv/ready
 	.venv/bin/python $(SPHINX) -b linkcheck docs docs/_build/linkcheck
 
+# The key "jupyter" of a cell says whether its source is folded.
+NOTEBOOKS ?= $(wildcard notebooks/*.ipynb notebooks/*/*.ipynb)
+
 notebooks: .venv/ready
 	.venv/bin/python -m jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.store_widget_state=False \
-	    --ClearMetadataPreprocessor.enabled=True \
-	    --ClearMetadataPreprocessor.clear_notebook_metadata=False notebooks/*.ipynb notebooks/app/*.ipynb
+	    --ClearMetadataPreprocessor.enabled=True --ClearMetadataPreprocessor.clear_notebook_metadata=False \
+	    --ClearMetadataPreprocessor.preserve_cell_metadata_mask=jupyter $(NOTEBOOKS)
+	.venv/bin/python tests/support/draw_diagrams.py $(NOTEBOOKS)
 
 lock: .venv/ready
 	.venv/bin/uv pip compile --universal --python-version 3.11 --generate-hashes --extra lab --extra app --extra cluster --extra docs --extra dev --upgrade \

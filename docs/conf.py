@@ -31,7 +31,7 @@ exclude_patterns = ["_build"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"  # pages show the outputs that are saved in the notebooks
 nb_mime_priority_overrides = [("*", "application/vnd.jupyter.widget-view+json", None)]  # no kernel behind a page
-suppress_warnings = ["mystnb.unknown_mime_type"]  # diagrams as Mermaid: JupyterLab draws them, a page shows their text
+suppress_warnings = ["mystnb.unknown_mime_type"]  # Mermaid: a page shows the SVG beside it
 
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True

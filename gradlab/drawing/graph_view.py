@@ -14,8 +14,11 @@ _COLORS = (
     ("#D6E9F5", "#0072B2"), ("#FBE3D3", "#D55E00"), ("#D5EFE6", "#009E73"), ("#FAEBCF", "#E69F00"),
     ("#F5E3EE", "#CC79A7"), ("#E0F1FB", "#56B4E9"),
 )  # fmt: skip
+# Labels of HTML would be missing where a page shows the picture and not the source.
 _CONFIG = """config:
+  htmlLabels: false
   flowchart:
+    wrappingWidth: 400
     nodeSpacing: 30
     rankSpacing: 35
     subGraphTitleMargin:

@@ -1,23 +1,20 @@
 """One Chromium and one JupyterLab for all browser tests of a process, and notebook 00 opened in them."""
 
-import json
 import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 from lab_page import (
     LABS,
     SCREENSHOTS,
     SMALL,
-    TOKEN,
     TOY,
     Lab,
     add_cell,
-    answers,
+    chromium_path,
     close,
-    free_port,
+    jupyterlab,
+    launch,
     run_notebook,
     set_setting,
     until,
@@ -25,34 +22,18 @@ from lab_page import (
 )
 from paths import ROOT
 
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-
-
-def _chromium() -> str | None:
-    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-    return next((path for path in map(shutil.which, names) if path), None)
-
 
 @pytest.fixture(scope="session")
 def browser():
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra dev)")
-    path = _chromium()
-    if path is None:
+    if chromium_path() is None:
         # .ci/run installs Chromium and requires these tests; a user's machine may go without.
         if os.environ.get("GRADLAB_NEEDS_BROWSER"):
             pytest.fail("GRADLAB_NEEDS_BROWSER is set, but there is no Chromium on the PATH")
         pytest.skip("no Chromium on the PATH: install the package chromium to run the browser tests")
     SCREENSHOTS.mkdir(exist_ok=True)
     with sync_api.sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(headless=True, executable_path=path, args=FLAGS, timeout=180_000)
+        chromium = launch(playwright)
         yield chromium
         chromium.close()
 
@@ -71,31 +52,8 @@ def notebooks(tmp_path_factory):
 @pytest.fixture(scope="session")
 def server(browser, notebooks, tmp_path_factory):
     """The address of a JupyterLab with its own temporary settings, on a free port."""
-    home = tmp_path_factory.mktemp("jupyter")
-    folders = {
-        "JUPYTER_CONFIG_DIR": "config",
-        "JUPYTER_DATA_DIR": "data",
-        "JUPYTERLAB_SETTINGS_DIR": "settings",
-        "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
-    }
-    environment = os.environ | {name: str(home / folder) for name, folder in folders.items()}
-    news = home / "settings" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
-    news.parent.mkdir(parents=True)
-    news.write_text(json.dumps({"fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True}))
-    port = free_port()
-    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1", f"--port={port}"]
-    command += ["--ServerApp.port_retries=0", f"--IdentityProvider.token={TOKEN}"]
-    command += [f"--ServerApp.root_dir={notebooks}"]
-    command += ["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
-    with (home / "log").open("wb") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
-        try:
-            address = f"http://127.0.0.1:{port}"
-            until(lambda: answers(address), lambda: (home / "log").read_text())
-            yield address
-        finally:
-            process.terminate()
-            process.wait(120)
+    with jupyterlab(notebooks, tmp_path_factory.mktemp("jupyter")) as address:
+        yield address
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 from paths import ROOT
@@ -107,6 +108,22 @@ def test_pictures_can_be_read_aloud(cells):
                 assert re.match(r'<img alt="[^"]{20,}"', "".join(data["text/html"]))
             if "text/vnd.mermaid" in data:
                 assert "accDescr: " in "".join(data["text/vnd.mermaid"]) and data["text/plain"]
+
+
+@BOTH
+def test_diagrams_have_a_picture_of_the_present_diagram(cells):
+    """Pages that do not draw Mermaid show it. `make notebooks` makes it."""
+    for cell in code(cells):
+        for data in (output.get("data", {}) for output in cell["outputs"]):
+            if "text/vnd.mermaid" in data:
+                diagram, picture = "".join(data["text/vnd.mermaid"]), "".join(data["image/svg+xml"])
+                shown = Counter(re.findall(r"[\w:]+", " ".join(re.findall(r"<tspan[^>]*>([^<]*)</tspan>", picture))))
+                boxes = dict.fromkeys(diagram.splitlines())  # a box that is written twice is named twice
+                labels = " ".join(re.findall(r'"(.*?)"', "\n".join(boxes))).replace("<br/>", " ")
+                assert not Counter(re.findall(r"[\w:]+", labels)) - shown
+                arrows = len(re.findall(r"^    \w+ (?:-->|-\.->|==)", diagram, flags=re.M))
+                assert picture.count('data-edge="true"') == arrows
+                assert "foreignObject" not in picture
 
 
 @BOTH

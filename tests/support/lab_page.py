@@ -3,9 +3,14 @@
 Every wait ends as soon as its condition holds. The deadline only ends a test that would wait forever.
 """
 
+import contextlib
 import json
+import os
 import pathlib
+import shutil
 import socket
+import subprocess
+import sys
 import time
 import urllib.request
 
@@ -15,6 +20,15 @@ from paths import ROOT
 SCREENSHOTS = ROOT / "tests" / "screenshots"
 TOKEN = "a-token-for-tests"
 DEADLINE = 180  # seconds; a quiet machine needs a few at most
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 
 # A lab whose runs take a fraction of a second.
 SMALL = "small = gradlab.AccumulationLab(updates=60, seeds=2)\nsmall.view.add_class('small')\nsmall"
@@ -90,6 +104,46 @@ def answers(server: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def chromium_path() -> str | None:
+    """The path of the Chromium on this machine."""
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    return next((path for path in map(shutil.which, names) if path), None)
+
+
+def launch(playwright):
+    """A Chromium without a window."""
+    return playwright.chromium.launch(executable_path=chromium_path(), args=FLAGS, timeout=1000 * DEADLINE)
+
+
+@contextlib.contextmanager
+def jupyterlab(notebooks: pathlib.Path, home: pathlib.Path):
+    """A JupyterLab that serves a folder, with its own settings in an empty folder, on a free port: its address."""
+    folders = {
+        "JUPYTER_CONFIG_DIR": "config",
+        "JUPYTER_DATA_DIR": "data",
+        "JUPYTERLAB_SETTINGS_DIR": "settings",
+        "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
+    }
+    environment = os.environ | {name: str(home / folder) for name, folder in folders.items()}
+    news = home / "settings" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
+    news.parent.mkdir(parents=True)
+    news.write_text(json.dumps({"fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True}))
+    port = free_port()
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1", f"--port={port}"]
+    command += ["--ServerApp.port_retries=0", f"--IdentityProvider.token={TOKEN}"]
+    command += [f"--ServerApp.root_dir={notebooks}"]
+    command += ["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
+    with (home / "log").open("wb") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            address = f"http://127.0.0.1:{port}"
+            until(lambda: answers(address), lambda: (home / "log").read_text())
+            yield address
+        finally:
+            process.terminate()
+            process.wait(120)
 
 
 def set_setting(server: str, plugin: str, **settings) -> None:
