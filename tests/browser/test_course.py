@@ -19,6 +19,7 @@ from lab_page import (
     set_setting,
     until,
     use_by_keyboard,
+    write_notebook,
 )
 from paths import ROOT
 
@@ -75,6 +76,32 @@ def test_who_opens_notebook_00_sees_a_run_without_scrolling(browser, server):
     for name in ("losses", "noise"):
         words = lab.root.locator(f".gradlab-words-{name}")
         until(lambda words=words: "k = 6" in words.inner_text(), words.inner_text)
+    close(page)
+    end_kernels(server)
+
+
+ASK = """from gradlab.lab.predict import ask
+with ask("What is 7 times 6?", "13", "42", right="42", why="Seven sixes."):
+    print("it is", 7 * 6)
+"""
+
+
+def test_a_prediction_comes_before_its_result_by_keyboard(browser, server, notebooks):
+    """Enter on a choice opens it, and not the cell; nothing of the result is visible before."""
+    write_notebook(notebooks / "ask.ipynb", ASK)
+    page = run_notebook(browser, server, "ask.ipynb", "What is 7 times 6?")
+    choices = page.locator(".gradlab-predict summary")
+    result = page.locator(".gradlab-predict pre", has_text="it is 42")
+    assert choices.count() == 2 and result.locator("visible=true").count() == 0
+    choices.first.focus()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    result.locator("visible=true").wait_for()
+    shown = page.locator(".gradlab-predict").inner_text()
+    assert "You said: 42. This is right." in shown and "Seven sixes." in shown
+    assert page.locator(".jp-mod-editMode").count() == 0
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    assert not axe.run(page, context=".gradlab-predict").response["violations"]
     close(page)
     end_kernels(server)
 

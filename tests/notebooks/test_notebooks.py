@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 
 import pytest
@@ -95,8 +96,25 @@ def test_cells_are_short(cells):
 
 @ONLY_COURSE
 def test_the_reader_is_asked_before_being_told(cells):
-    assert len(re.findall(r"\*\*Predict", prose(cells))) >= 3 or "Predict, then try" in prose(cells)
+    asked = len(re.findall(r"\*\*Predict", prose(cells)))
+    asked += len(re.findall(r"with predict\(", "\n".join(map(source, code(cells)))))
+    assert asked >= 3 or "Predict, then try" in prose(cells)
     assert "## What you have seen" in prose(cells)
+
+
+def test_every_question_is_asked_once_and_in_order():
+    """A saved result stands inside the choices only; what the page shows otherwise does not contain it."""
+    questions = tomllib.loads((ROOT / "gradlab" / "lab" / "predictions.toml").read_text())
+    asked = []
+    for path in COURSE:
+        for cell in code(json.loads(path.read_text())["cells"]):
+            names = re.findall(r'with predict\("(.*?)"\)', source(cell))
+            pages = ["".join(output["data"]["text/html"]) for output in cell["outputs"] if names and "data" in output]
+            assert (len(pages) == len(names) <= 1 and printed(cell) == "") or not names, names
+            for page in pages:
+                assert page.count("<details") == len(questions[names[0]]["choices"])
+            asked += names
+    assert asked == list(questions)
 
 
 @BOTH
