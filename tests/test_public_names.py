@@ -115,7 +115,7 @@ def test_names_are_read_from_the_documents():
     shown = {path: names_in(text) for path, text in documents().items()}
     assert "gradlab.clipping.clip_adaptively" in set().union(*shown.values())
     assert "gradlab.microbatched" in shown["README.md"]
-    assert "gradlab.draw_graph" in shown["notebooks/02_placeholder_averaging.ipynb"]
+    assert "gradlab.draw_graph" in shown["notebooks/03_placeholder_averaging.ipynb"]
 
 
 def test_every_public_name_works_right_after_the_import():

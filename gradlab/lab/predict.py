@@ -25,7 +25,7 @@ _STYLE = """<style>
 
 
 def predict(name: str) -> contextlib.AbstractContextManager[None]:
-    """Asks a question of the course, as `ask` does. Its answer is in predictions.toml, so no notebook shows it.
+    """Asks a question of the course, as `ask` does. Its answer is in the folder predictions, so no notebook shows it.
 
     Args:
         name: the name of the question.
@@ -41,7 +41,10 @@ def predict(name: str) -> contextlib.AbstractContextManager[None]:
 
 @functools.cache
 def _questions() -> dict[str, dict]:
-    return tomllib.loads((pathlib.Path(__file__).parent / "predictions.toml").read_text(encoding="utf-8"))
+    found: dict[str, dict] = {}
+    for file in sorted((pathlib.Path(__file__).parent / "predictions").glob("*.toml")):
+        found |= tomllib.loads(file.read_text(encoding="utf-8"))
+    return found
 
 
 @contextlib.contextmanager

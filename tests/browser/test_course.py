@@ -25,7 +25,7 @@ from paths import ROOT
 
 pytestmark = pytest.mark.browser
 
-COURSE = ("01_tower_averaging", "03_variable_accumulation", "06_pitfalls")
+COURSE = ("02_tower_averaging", "04_variable_accumulation", "07_pitfalls")
 VIEWPORT = {"width": 1000, "height": 2400}
 
 

@@ -1,4 +1,4 @@
-"""Checkers for the exercises of notebook 07."""
+"""Checkers for the exercises of notebook 09."""
 
 from typing import Any
 

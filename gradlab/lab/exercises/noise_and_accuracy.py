@@ -1,4 +1,4 @@
-"""Checkers for the exercises of notebook 05."""
+"""Checkers for the exercises of notebook 06."""
 
 from typing import Any
 

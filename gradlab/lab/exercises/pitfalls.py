@@ -1,4 +1,4 @@
-"""Checkers for the exercises of notebook 06."""
+"""Checkers for the exercises of notebook 07."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Checkers for the exercises of notebook 02."""
+"""Checkers for the exercises of notebook 03."""
 
 import tracemalloc
 from typing import Any

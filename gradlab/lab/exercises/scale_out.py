@@ -1,4 +1,4 @@
-"""Checkers for the exercises of notebook 09."""
+"""Checkers for the exercises of notebook 12."""
 
 import json
 from collections.abc import Callable

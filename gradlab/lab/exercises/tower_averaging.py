@@ -1,4 +1,4 @@
-"""Checkers for the exercises of notebook 01."""
+"""Checkers for the exercises of notebook 02."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Checkers for the exercises of notebook 03."""
+"""Checkers for the exercises of notebook 04."""
 
 from typing import Any
 

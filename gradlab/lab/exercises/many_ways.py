@@ -1,4 +1,4 @@
-"""Checkers for the exercises of notebook 04."""
+"""Checkers for the exercises of notebook 05."""
 
 from typing import Any
 
