@@ -82,13 +82,14 @@ docs: .venv/ready
 linkcheck: .venv/ready
 	.venv/bin/python $(SPHINX) -b linkcheck docs docs/_build/linkcheck
 
-# The key "jupyter" of a cell says whether its source is folded.
+# The metadata "jupyter" and "tags" of a cell say whether JupyterLab and the site fold its source.
 NOTEBOOKS ?= $(wildcard notebooks/*.ipynb notebooks/*/*.ipynb)
 
 notebooks: .venv/ready
 	.venv/bin/python -m jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.store_widget_state=False \
 	    --ClearMetadataPreprocessor.enabled=True --ClearMetadataPreprocessor.clear_notebook_metadata=False \
-	    --ClearMetadataPreprocessor.preserve_cell_metadata_mask=jupyter $(NOTEBOOKS)
+	    --ClearMetadataPreprocessor.preserve_cell_metadata_mask=jupyter \
+	    --ClearMetadataPreprocessor.preserve_cell_metadata_mask=tags $(NOTEBOOKS)
 	.venv/bin/python tests/support/draw_diagrams.py $(NOTEBOOKS)
 
 lock: .venv/ready

@@ -35,7 +35,7 @@ WRONG = [
 
 
 def test_every_notebook_has_its_checkers():
-    assert len(MODULES) == 10 and len(CHECKERS) >= 30
+    assert len(MODULES) == 13 and len(CHECKERS) >= 40
 
 
 @pytest.mark.parametrize("checker", CHECKERS)

@@ -126,7 +126,7 @@ def test_the_wheel_has_the_package_its_data_and_the_course_and_nothing_else(whee
     }
     notebooks = [path.relative_to(ROOT / "notebooks") for path in (ROOT / "notebooks").rglob("*.ipynb")]
     notebooks = [path for path in notebooks if ".ipynb_checkpoints" not in path.parts]
-    assert len(notebooks) == 21
+    assert len(notebooks) == 27
     wanted |= {f"gradlab/course/{path.as_posix()}" for path in notebooks}
     assert files == wanted
     assert not [name for name in files if re.search(r"(^|/)(tests?|benchmarks?|conftest)\b", name)]

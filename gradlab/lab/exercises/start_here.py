@@ -20,35 +20,11 @@ def effective_batch(answer: Any) -> None:
 
 
 @exercise
-def weighted_mean(answer: Any) -> None:
-    """A function: (list of gradients of one shape, list of their numbers of examples) -> the mean over all examples."""
-    gradients, examples = [np.array([1.0, 0.0]), np.array([2.0, 4.0]), np.array([6.0, -2.0])], [4, 4, 2]
-    got = _filled(answer([gradient.copy() for gradient in gradients], list(examples)))
-    if got.shape == (2,):
-        require(
-            not np.allclose(got, [3, 2 / 3]),
-            "this is the unweighted mean: the tail of 2 counts as much as a micro-batch of 4",
-        )
-        require(
-            not np.allclose(got, [9, 2]),
-            "this is the sum of the gradients, as if each were a mean over all ten examples",
-        )
-        require(not np.allclose(got, [24, 12]), "the weighted sum is right. Divide it by the sum of the weights")
-        require(
-            not np.allclose(got, [8, 4]),
-            "this was divided by the number of micro-batches, which is not the sum of the weights",
-        )
-        require(
-            not np.allclose(got, [2, 1]),
-            "this was divided by 12, as if each micro-batch had 4 examples: there are only ten",
-        )
-    require_close(
-        got, [2.4, 1.2], "the mean of micro-batches of 4, 4 and 2", "and should be the mean over all ten examples"
-    )
-    one = _filled(answer([np.array([[3.0, 5.0]])], [7]))
-    require_close(one, [[3, 5]], "the mean of a single micro-batch", "and should be its own gradient")
-    four = _filled(answer([np.array(value) for value in (1.0, 2.0, 3.0, 4.0)], [1, 1, 1, 1]))
-    require_close(four, 2.5, "the mean of four micro-batches of one example", "and should be 2.5")
+def smallest_k(answer: Any) -> None:
+    """A number: the smallest k for at least 400 examples, with two towers that fit 24 examples each."""
+    require(answer != 8, "8 micro-batches on each of two towers with 24 examples are 384: that is fewer than 400")
+    require(answer not in (16, 17), "this is right for one tower. There are two")
+    require_close(answer, 9, "the smallest k", "and should be the first whole number with 2 × k × 24 ≥ 400")
 
 
 @exercise

@@ -37,7 +37,7 @@ def test_the_recorded_lab_is_small_and_loads_nothing():
     assert page.index("<img") < page.index("<table>") < page.index("<script")  # what is left where scripts are dropped
 
 
-@pytest.mark.parametrize("notebook", ["00_start_here", "06_noise_and_accuracy", "app/lab"])
+@pytest.mark.parametrize("notebook", ["00_start_here", "01_how_it_works", "06_noise_and_accuracy", "app/lab"])
 def test_the_saved_notebooks_have_the_present_page(notebook):
     cells = json.loads((ROOT / "notebooks" / f"{notebook}.ipynb").read_text())["cells"]
     pages = ["".join(output.get("data", {}).get("text/html", "")) for c in cells for output in c.get("outputs", [])]
