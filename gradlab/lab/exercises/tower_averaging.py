@@ -1,10 +1,11 @@
 """Checkers for the exercises of notebook 02."""
 
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
-from gradlab.lab.exercises import exercise, require, require_choice, require_close
+from gradlab.lab.exercises import exercise, require, require_close
 
 
 @exercise
@@ -13,7 +14,14 @@ def mean_over_towers(answer: Any) -> None:
     two = [np.array([1.0, 2.0]), np.array([3.0, 6.0])]
     require_close(answer(two), [2, 4], "the mean of [1, 2] and [3, 6]", "and should be (1 + 3) / 2 and (2 + 6) / 2")
     three = [np.full([2, 3], value) for value in (1.0, 2.0, 6.0)]
-    require_close(answer(three), np.full([2, 3], 3.0), "the mean of three towers' 2 x 3 gradients", "and should be 3")
+    moves = ("expand_dims", "concatenate", "mean")
+    with mock.patch.multiple(np, **{name: mock.Mock(wraps=getattr(np, name)) for name in moves}):
+        got = answer(three)
+        calls = {name: getattr(np, name).call_count for name in moves}
+    require_close(got, np.full([2, 3], 3.0), "the mean of three towers' 2 x 3 gradients", "and should be 3")
+    require(calls["expand_dims"] >= 3, "the mean is right. Now give each tower's gradient its axis with np.expand_dims")
+    require(calls["concatenate"], "the mean is right. Now put the towers together with np.concatenate")
+    require(calls["mean"], "the mean is right. Now take it along the towers' axis with np.mean")
 
 
 @exercise
@@ -37,6 +45,14 @@ def unequal_towers(answer: Any) -> None:
 
 @exercise
 def third_tower(answer: Any) -> None:
-    """A word."""
-    hint = "the mean of the means of equal shares is the mean of the whole batch, however many towers share it"
-    require_choice(answer, "the_same", "larger smaller the_same", hint)
+    """A dictionary: the effective batch of three towers, and the updates of an epoch with two and with three."""
+    keys = ("effective batch of three", "updates of two", "updates of three")
+    require(
+        isinstance(answer, dict) and set(answer) == set(keys), f"answer a dictionary with the keys {', '.join(keys)}"
+    )
+    batch, two, three = (answer[key] for key in keys)
+    require(batch != 12, "12 is the effective batch of two towers")
+    require_close(batch, 18, "the effective batch of three towers", "and should be the examples of all three")
+    require(two != 600, "600 updates would have 6 examples each. Both towers' examples are behind one update")
+    require_close(two, 300, "the number of updates with two towers", "and should be 3,600 / 12")
+    require_close(three, 200, "the number of updates with three towers", "and should be 3,600 / 18")
