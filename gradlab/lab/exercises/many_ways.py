@@ -83,7 +83,10 @@ def order_matters(answer: Any) -> None:
     a, b, c = (float(number) for number in answer)
     require(np.isfinite([a, b, c]).all() and max(abs(a), abs(b), abs(c)) <= 1000, "each number must be at most 1000")
     require(a and b and c, "none of them may be 0")
-    require(sorted((a, b, c)) != [0.1, 0.2, 0.3], "these are the numbers from above: find others")
+    ratios = np.sort([abs(a), abs(b), abs(c)]) / min(abs(a), abs(b), abs(c))
+    require(
+        not np.allclose(ratios, [1, 2, 3]), "these are 0.1, 0.2 and 0.3 from above, or a multiple of them: find others"
+    )
     same = f"both orders give {a + b + c!r}. Try numbers that are not sums of 1/2, 1/4, 1/8: those must be rounded"
     require((a + b) + c != a + (b + c), same)
 

@@ -1,5 +1,6 @@
 """Checkers for the exercises of notebook 04."""
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,14 @@ def accumulator(answer: Any) -> None:
     reused.add(array, 1)
     hint = "and should be [2, 4]: add must not keep the array, which its caller overwrites before the next add"
     require_close(reused.mean(), [2, 4], "the mean of [1, 2] and [3, 6] in one reused array", hint)
+
+    many = answer()
+    tracemalloc.start()
+    for _ in range(20):
+        many.add(np.ones(10_000), 1)
+    kept = tracemalloc.get_traced_memory()[0] / np.ones(10_000).nbytes
+    tracemalloc.stop()
+    require(kept < 5, f"after 20 micro-batches the memory of {kept:.0f} gradients is in use: keep their sum only")
 
 
 @exercise
