@@ -1,12 +1,17 @@
 """Checkers for the exercises of notebook 12."""
 
-import json
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from gradlab.lab.exercises import NotYet, exercise, require, require_close
+from gradlab.lab.exercises import exercise, require, require_close
+from gradlab.lab.widget.schedules import PIPELINES, schedule
+from gradlab.lab.widget.timeline import Timeline, compare
+from gradlab.lab.widget.timeline_drawing import Drawing
+
+# Of the timelines without names: schedule, devices and micro-batches.
+_UNNAMED = {"A": ("1f1b", 3, 6), "B": ("gpipe", 4, 5), "C": ("1f1b", 4, 3)}
 
 
 @exercise
@@ -20,34 +25,57 @@ def mean_of_all(answer: Any) -> None:
 
 
 @exercise
-def smallest_k(answer: Any) -> None:
-    """A function: (seconds per micro-batch, seconds per sum, efficiency) -> the smallest k that reaches it."""
-    got = _number(answer(0.1, 0.56, 0.75))
-    require(got != 5, "5 micro-batches take 0.5 s, and the sum 0.56 s: less than half of the time is computation")
-    require(got != 8, "8 micro-batches take 0.8 s, and the sum 0.56 s: that is 59 %, not 75 %")
-    require(got != 16, "16 micro-batches take 1.6 s, and the sum 0.56 s: that is 74 %, a little short of 75 %")
-    _check_k(answer, 0.1, 0.56, 0.75, 17)
-    _check_k(answer, 0.1, 0.56, 0.9, 51)
-    _check_k(answer, 1.0, 3.0, 0.5, 3)
-    _check_k(answer, 2.0, 1.0, 0.5, 1)
-    _check_k(answer, 0.1, 0.0, 0.9, 1)
+def bubble(answer: Any) -> None:
+    """A function: (stages, micro-batches, forward, backward) -> the seconds of an update, and the idle share."""
+    _check_bubble(answer, 4, 8, 0.01, 0.02)
+    _check_bubble(answer, 4, 1, 0.1, 0.3)
+    _check_bubble(answer, 8, 56, 1.0, 1.0)
+    _check_bubble(answer, 1, 5, 1.0, 2.0)
 
 
 @exercise
-def tf_config(answer: Any) -> None:
-    """A function: (addresses of the machines, the number of one) -> that machine's TF_CONFIG."""
-    machines = ["node1:12345", "node2:12345", "node3:12345"]
-    for index in range(3):
-        _check_config(answer(list(machines), index), machines, index)
+def which_schedule(answer: Any) -> None:
+    """A dictionary: for each of the unnamed timelines, its schedule and the most activations on device 1."""
+    require(isinstance(answer, dict) and set(answer) == set(_UNNAMED), "answer for A, B and C")
+    for letter, (name, devices, microbatches) in _UNNAMED.items():
+        got = answer[letter]
+        require(got is not ..., f"{letter} is still missing: put your answer in place of the dots")
+        require(isinstance(got, tuple) and len(got) == 2, f'{letter}: answer a pair such as ("gpipe", 2)')
+        require(got[0] in PIPELINES, f"{letter}: the schedule is one of {', '.join(map(repr, PIPELINES))}")
+        held = schedule(name, devices, microbatches).held(0)
+        require(
+            got[1] == held,
+            f"{letter}: device 1 does not hold {got[1]}. Count its forward passes, less its backward passes that have "
+            "ended, from left to right",
+        )
+        require(
+            got[0] == name,
+            f"{letter}: the number is right, and the schedule is not. Device 1 can do the same in both: look at the "
+            "devices below it. Do they wait with their first backward pass until they have done all forward passes?",
+        )
 
 
 @exercise
-def first_update_again(answer: Any) -> None:
-    """A number: the first update of the restarted job."""
-    require(answer != 1, "1 would be right without checkpoints, but there are two")
-    require(answer != 251, "the state after update 250 was in memory, and is lost. Which state is on disk?")
-    require(answer != 200, "the checkpoint holds the state after update 200, so update 200 need not be repeated")
-    require_close(answer, 201, "the first update", "but checkpoints were written after the updates 100 and 200")
+def most_devices(answer: Any) -> None:
+    """A function: (micro-batches, seconds of each, s, efficiency) -> the largest number of devices that reaches it."""
+    got = _number(answer(64, 0.3, 0.32, 0.75))
+    require(got != 11, "11 devices would be efficient enough, but 64 micro-batches cannot be divided by 11")
+    require(got != 16, "16 devices reach 67 %: the ring takes 2 (p - 1) / p times s, which is nearly twice s")
+    require(got != 1, "1 device is always 100 % efficient. Which is the largest number that is still efficient enough?")
+    for case, wanted in {
+        (64, 0.3, 0.32, 0.75): 8,
+        (64, 0.3, 0.32, 0.9): 4,
+        (64, 0.3, 0.32, 0.5): 16,
+        (12, 1.0, 1.0, 0.5): 6,
+        (7, 0.1, 1.0, 0.5): 1,
+        (24, 0.1, 0.0, 0.99): 24,
+    }.items():
+        _check_devices(answer, case, wanted)
+
+
+def unnamed_timelines() -> Drawing:
+    """The timelines of the exercise `which_schedule`, without their names."""
+    return compare({f"Timeline {letter}": Timeline(*arguments) for letter, arguments in _UNNAMED.items()})
 
 
 class _Waits(BaseException):
@@ -127,35 +155,41 @@ def _run_workers(answer: Callable, workers: list[tuple]) -> tuple[list, int]:
         require(len(sums) < 10, "all_reduce was called ten times: once is enough")
 
 
-def _check_k(answer: Callable, micro_batch: float, sum_: float, efficiency: float, wanted: int) -> None:
-    got = _number(answer(micro_batch, sum_, efficiency))
-    case = f"for {micro_batch:g} s per micro-batch, {sum_:g} s per sum and {100 * efficiency:.0f} %"
-    require(got == int(got), f"{case} your answer is {got:g}, and k is an integer: should it be rounded up or down?")
-    require(got >= 1, f"{case} your answer is {got:g}, and an update has at least one micro-batch")
-    reached = got * micro_batch / (got * micro_batch + sum_)
-    require(got >= wanted, f"{case} your answer is {got:g}, which reaches only {100 * reached:.1f} %")
-    require(got <= wanted, f"{case} your answer is {got:g}, but a smaller k is enough")
-
-
-def _check_config(text, machines: list[str], index: int) -> None:
-    require(text is not None and text is not ..., "the function returns nothing yet")
+def _check_bubble(answer: Callable, p: int, m: int, forward: float, backward: float) -> None:
+    got = answer(p, m, forward, backward)
+    require(got is not None and got is not ..., "the function returns nothing yet")
+    require(isinstance(got, tuple | list) and len(got) == 2, "return two numbers: the seconds, and the idle share")
+    case = f"with {p} stages, {m} micro-batches and {forward:g} s and {backward:g} s"
+    seconds, share = (float(number) for number in got)
+    both, right = forward + backward, (p - 1) / (m + p - 1)
+    hints = {
+        m * both: "that is the time without any waiting: when does the last stage begin?",
+        p * m * both: "the stages do not work one after the other: they overlap",
+        (m + p - 1) * forward: "the backward passes take time, too",
+        (m + p) * both: "the last stage begins p - 1 forward passes late, not p",
+    }
+    for wrong, hint in hints.items():
+        require(not np.isclose(seconds, wrong) or np.isclose(wrong, (m + p - 1) * both), f"{case}: {hint}")
+    require_close(seconds, (m + p - 1) * both, f"{case}: the time of an update")
+    require(not right or not np.isclose(share, 100 * right), "the share is a number from 0 to 1, not a percentage")
     require(
-        isinstance(text, str),
-        f"an environment variable is text, and your answer is a {type(text).__name__}: use json.dumps",
+        not right or not np.isclose(share, (p - 1) / m),
+        f"{case}: {share:g} is the waiting relative to the computing. Divide by the whole time of the update",
     )
-    try:
-        config = json.loads(text)
-    except json.JSONDecodeError:
-        raise NotYet("the text is not JSON. str() of a dictionary has other quotes: use json.dumps") from None
-    require(isinstance(config, dict) and set(config) == {"cluster", "task"}, 'it has two entries, "cluster" and "task"')
-    require(isinstance(config["cluster"], dict) and isinstance(config["task"], dict), "both entries are dictionaries")
-    hint = 'is {"worker": [the addresses of all machines, in order]}, the same on each machine'
-    require(config["cluster"] == {"worker": machines}, f'"cluster" {hint}')
-    task = config["task"]
-    require(task.get("type") == "worker", '"type" in "task" names the list that contains this machine: "worker"')
-    require(not isinstance(task.get("index"), str), 'the "index" in "task" is a number, not text')
-    require(task.get("index") == index, f'the "index" of machine {index} is its position in the list, counted from 0')
-    require(set(task) == {"type", "index"}, '"task" has two entries, "type" and "index"')
+    require(not right or not np.isclose(share, 1 - right), f"{case}: {share:g} is the share that is used")
+    require_close(share, right, f"{case}: the idle share")
+
+
+def _check_devices(answer: Callable, case: tuple, wanted: int) -> None:
+    microbatches, seconds, ring, efficiency = case
+    got = _number(answer(*case))
+    said = f"for {microbatches} micro-batches of {seconds:g} s, s = {ring:g} and {100 * efficiency:.0f} %"
+    require(got == int(got) and 1 <= got <= microbatches, f"{said}: {got:g} is not from 1 to {microbatches}")
+    require(microbatches % got == 0, f"{said}: {microbatches} micro-batches cannot be divided by {got:g}")
+    work = microbatches * seconds
+    reached = work / (work + 2 * (got - 1) * ring)
+    require(got <= wanted, f"{said}: {got:g} devices reach only {100 * reached:.1f} %")
+    require(got >= wanted, f"{said}: {got:g} devices reach {100 * reached:.1f} %, but more would do")
 
 
 def _number(value) -> float:
