@@ -1,65 +1,31 @@
 """Checkers for the exercises of notebook 07."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from gradlab.lab.exercises import exercise, require, require_close
+from gradlab.lab.widget.bug_loops import Evidence, experiment
+from gradlab.lab.widget.bugs import BUGS, Settings
+
+MOST = 4  # experiments that an answer to the last exercise may use for a loop
+DATA = (701, 704, 705)  # seeds of data for which `bug_loops.is_clear` holds
 
 
 @exercise
-def window_mean(answer: Any) -> None:
-    """A function: (gradients of the micro-batches, their numbers of examples) -> the gradient of the window."""
-    value = answer([1.0, 4.0, 10.0], [4, 4, 2])
-    require_close(value, 4, "the window's gradient", _about_the_mean(value, [1.0, 4.0, 10.0], [4, 4, 2]))
-    gradients = [np.array([3.0, -6.0]), np.array([0.0, 9.0])]
-    require_close(answer(gradients, [2, 1]), [2, -1], "for [3, -6] of two examples and [0, 9] of one, the gradient")
-    require_close(answer([7.0], [2]), 7, "for a single micro-batch of gradient 7, the gradient")
-    kernels = [np.full([2, 3], 1.0), np.full([2, 3], 5.0)]
-    require_close(answer(kernels, [3, 1]), np.full([2, 3], 2.0), "for 2 x 3 gradients of ones and fives, the gradient")
-
-
-def _about_the_mean(value, gradients: list, examples: list) -> str:
-    """The second half of the message: names the mistake behind a known wrong mean."""
-    wrong = {
-        np.sum(gradients): "which is the sum of the three: it was not divided",
-        np.mean(gradients): "which gives the two examples of the tail the weight of four",
-        np.dot(gradients, examples): "which is a sum over examples: divide it by something",
-        np.dot(gradients, examples) / (len(examples) * max(examples)): "which divides by more examples than there were",
-        np.dot(gradients, examples)
-        / len(examples): "which sums over examples and divides by the number of micro-batches",
-    }
-    if np.shape(value) != () or np.asarray(value).dtype.kind not in "fiu":
-        return "and should be one number"
-    near = [hint for number, hint in wrong.items() if np.isclose(value, number)]
-    return near[0] if near else "and should be 4: weight each micro-batch by its number of examples"
-
-
-@exercise
-def clipped_mean(answer: Any) -> None:
-    """A function: (gradients of equal micro-batches, the largest norm allowed) -> the gradient to apply."""
-    pair = [np.array([6.0, 8.0]), np.array([0.0, 0.0])]
-    value = answer([part.copy() for part in pair], 6.0)
-    hints = (
-        ([1.8, 2.4], "which was clipped before the mean was taken"),
-        ([3.6, 4.8], "but the mean has length 5, and the limit is 6: do not change a shorter gradient"),
-        ([6, 8], "which is a sum"),
-    )
-    require_close(value, [3, 4], "with a limit of 6, the mean of [6, 8] and [0, 0]", _matching(value, hints))
-    value = answer([part.copy() for part in pair], 1.0)
-    hints = (
-        ([1, 1], "which clips each element and changes the direction. Scale the vector as a whole"),
-        ([0.3, 0.4], "which was clipped before the mean was taken"),
-        ([3, 4], "which was not clipped"),
-    )
-    require_close(value, [0.6, 0.8], "with a limit of 1, the mean of [6, 8] and [0, 0]", _matching(value, hints))
-    with np.errstate(all="ignore"):
-        value = answer([np.array([1.0, -2.0]), np.array([-1.0, 2.0])], 1.0)
-    require(np.all(np.isfinite(value)), "two gradients that cancel have a mean of length 0: do not divide by it")
-    require_close(value, [0, 0], "the mean of two gradients that cancel")
-    kernels = [np.full([2, 2], 3.0), np.full([2, 2], -1.0), np.full([2, 2], 4.0)]
-    wanted = np.full([2, 2], 0.5)
-    require_close(answer(kernels, 1.0), wanted, "for three 2 x 2 gradients, whose mean has length 4, and a limit of 1")
+def updates_until_zero(answer: Any) -> None:
+    """A function: (steps of the schedule, k) -> how many updates have a learning rate above 0."""
+    for steps, k in ((1000, 8), (10, 5), (1000, 1), (10, 4), (97, 16), (5, 8)):
+        value = answer(steps, k)
+        hints = (
+            (steps, "which would be right if the schedule counted updates. What does it count?"),
+            (steps * k, "which is later than planned. Is the schedule slower than planned, or faster?"),
+            (steps / k, "and should be a whole number: an update that was not made does not count"),
+            (-(-steps // k), "which is one too many: its last micro-batch is past the end of the schedule"),
+        )
+        hint = _matching(value, hints, "and should not be: what is the count at the first update?")
+        require_close(value, steps // k, f"for {steps} steps and k = {k}, the number of updates", hint)
 
 
 def _matching(value, hints: tuple, otherwise: str = "and should not be") -> str:
@@ -134,98 +100,100 @@ def _listed(numbers) -> str:
 
 @exercise
 def is_right(answer: Any) -> None:
-    """A function: accumulator -> whether it is right. An accumulator is a function: (gradients, examples) -> mean."""
+    """A function: loop -> whether it is right. A loop is a function like `train`."""
     for make, what in _RIGHT:
-        verdict = _verdict(answer, make())
+        verdict = _verdict(answer, make)
         require(verdict is not None, "the function returns nothing yet: return True or False")
         require(isinstance(verdict, (bool, np.bool_)), f"return True or False. Received: {verdict!r}")
-        require(verdict, f"your check rejects a right accumulator: {what}")
-    passed = [what for make, what in _BROKEN if _verdict(answer, make())]
+        require(verdict, f"your check rejects a right loop: {what}")
+    passed = [what for loop, what in _BROKEN if _verdict(answer, loop)]
     if passed:
         more = f" (and {len(passed) - 1} more)" if len(passed) > 1 else ""
-        require(False, f"your check accepts a wrong accumulator: {passed[0]}{more}")
+        require(False, f"your check accepts a wrong loop: {passed[0]}{more}")
 
 
-def _verdict(answer, accumulate):
+def _verdict(answer, loop):
     """The result of the student's check; a failed assertion counts as False."""
     try:
-        return answer(accumulate)
+        return answer(loop)
     except AssertionError:
         return False
 
 
-def _weighted(gradients, examples, dtype=np.float64):
-    """The right mean, computed in this type."""
-    weights = np.asarray(examples, dtype) / np.asarray(sum(examples), dtype)
-    return sum(weight * np.asarray(gradient, dtype) for weight, gradient in zip(weights, gradients))
+def _loop(
+    sizes: Callable = len, clip: float = np.inf, tail: str = "update", clock: str = "updates", dtype: type = np.float64
+) -> Callable:
+    """A training loop like that of exercise 2.
+
+    Args:
+        sizes: the weight of a micro-batch, from its inputs.
+        clip: the largest gradient of a micro-batch.
+        tail: "update", "drop", or "divide" to divide by k micro-batches.
+        clock: what the learning rate counts: "updates" or "micro-batches".
+        dtype: the type of the sums.
+    """
+
+    def train(microbatches, w, k, learning_rate):
+        microbatches, updates = list(microbatches), 0
+        for first in range(0, len(microbatches), k):
+            window = microbatches[first : first + k]
+            if len(window) < k and tail == "drop":
+                break
+            total = weight = dtype(0)
+            for x, y in window:
+                x, y = np.asarray(x, dtype), np.asarray(y, dtype)
+                total += dtype(sizes(x)) * np.clip(np.mean((dtype(w) * x - y) * x), -clip, clip)
+                weight += dtype(sizes(x))
+            factor = len(window) / k if tail == "divide" else 1
+            count = first + len(window) - 1 if clock == "micro-batches" else updates
+            w, updates = w - learning_rate(count) * factor * float(total / weight), updates + 1
+        return w
+
+    return train
 
 
-def _running(gradients, examples):
-    """The right mean, computed as a running mean over the micro-batches."""
-    mean, seen = 0.0, 0
-    for gradient, count in zip(gradients, examples):
-        seen += count
-        mean = mean + (np.asarray(gradient, np.float64) - mean) * (count / seen)
-    return mean
-
-
-def _leaking():
-    """An accumulator that is never reset to zero."""
-    gradients, examples = [], []
-
-    def accumulate(new_gradients, new_examples):
-        gradients.extend(new_gradients)
-        examples.extend(new_examples)
-        return _weighted(gradients, examples)
-
-    return accumulate
-
-
-def _without_the_tail(gradients, examples):
-    whole = [pair for pair in zip(gradients, examples) if pair[1] == max(examples)]
-    return _weighted(*zip(*whole))
-
-
-def _clipping(gradients, examples):
-    lengths = [max(float(np.linalg.norm(gradient)), 1e-12) for gradient in gradients]
-    parts = [np.asarray(gradient) * min(1, 3 / length) for gradient, length in zip(gradients, lengths)]
-    return _weighted(parts, examples)
+def _summing(microbatches, w, k, learning_rate):
+    """A loop that adds up the mean gradients of a window and does not divide."""
+    for update, first in enumerate(range(0, len(microbatches), k)):
+        w = w - learning_rate(update) * sum(np.mean((w * x - y) * x) for x, y in microbatches[first : first + k])
+    return w
 
 
 _RIGHT = (
-    (lambda: _weighted, "it computes the weighted mean"),
-    (
-        lambda: _running,
-        "it keeps a running mean, whose last digits differ. Is your comparison too strict?",
-    ),
-    (lambda: lambda g, n: _weighted(g, n, np.float32), "it sums in float32. Is your comparison too strict?"),
+    (_loop(), "it weights by examples, and updates at the end of the epoch"),
+    (_loop(dtype=np.float32), "it sums in float32, so its last digits differ. Is your comparison too strict?"),
 )
 _BROKEN = (
-    (
-        lambda: lambda g, n: sum(map(np.asarray, g)),
-        "it returns the sum. Any window with several micro-batches shows that",
-    ),
-    (
-        lambda: lambda g, n: sum(map(np.asarray, g)) / len(g),
-        "it weights all micro-batches equally. Try micro-batches of different sizes",
-    ),
-    (
-        lambda: lambda g, n: _weighted(g, n) * sum(n) / (max(n) * len(n)),
-        "it divides by k full micro-batches, even if some are smaller. Try a ragged tail",
-    ),
-    (lambda: _without_the_tail, "it leaves out micro-batches that are smaller than the others"),
-    (lambda: _clipping, "it clips the gradient of each micro-batch to length 3. Try longer gradients"),
-    (
-        _leaking,
-        "it is right the first time and wrong the second, because it is never reset. Try two different windows",
-    ),
+    (_summing, "it adds the gradients of a window and does not divide"),
+    (_loop(sizes=lambda x: 1), "it weights all micro-batches equally. Try micro-batches of different sizes"),
+    (_loop(tail="drop"), "it forgets a window that is not full. Try a number of micro-batches that k does not divide"),
+    (_loop(tail="divide"), "it divides by k in a window that is not full. Try one"),
+    (_loop(clock="micro-batches"), "it counts micro-batches for the learning rate. Try a rate that changes"),
+    (_loop(clip=3.0), "it clips the gradient of each micro-batch to 3. Try larger gradients"),
 )
 
 
 @exercise
-def updates_until_zero(answer: Any) -> None:
-    """A number: updates."""
-    if answer is not ...:
-        require(answer != 1000, "1000 would be right if the schedule counted updates. What does it count instead?")
-        require(answer != 8000, "8000 would be later than planned. Is the schedule slower than planned, or faster?")
-    require_close(answer, 125, "the number", "and should not be: an update has eight micro-batches")
+def detective(answer: Any) -> None:
+    """A function: experiment -> the bug's name; an experiment is a function of the settings."""
+    for seed in DATA:
+        for bug in np.random.default_rng(seed).permutation(list(BUGS)):
+            used: list[Evidence] = []
+            said = answer(_experiments(str(bug), seed, used))
+            require(said is not None and said is not ..., "the function returns nothing yet: return the name of a bug")
+            require(isinstance(said, str) and said in BUGS, f"return one of {', '.join(BUGS)}. Received: {said!r}")
+            require(used, "your function names a bug without an experiment")
+            last = used[-1]
+            hint = f"the last experiment was {last.settings}, of the {last.measure}"
+            require(said == bug, f"your function says {said!r} for a loop with another bug; {hint}")
+
+
+def _experiments(bug: str, seed: int, used: list[Evidence]) -> Callable[..., Evidence]:
+    """The experiments on a loop with this bug, of which each is added to `used`."""
+
+    def run(measure: str = "weight", **settings: Any) -> Evidence:
+        require(len(used) < MOST, f"your function runs more than {MOST} experiments on a loop")
+        used.append(experiment(Settings(**settings), measure, bug, seed))
+        return used[-1]
+
+    return run
