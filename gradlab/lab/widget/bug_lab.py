@@ -1,4 +1,4 @@
-"""BugLab: a game of evidence the bug in an accumulation loop. Each round hides one of eight."""
+"""BugLab: a game of finding the bug in an accumulation loop. Each round hides one of eight."""
 
 import html
 from dataclasses import fields
