@@ -124,7 +124,7 @@ def test_the_course_page_lists_each_notebook_with_its_minutes():
     for path in notebooks:
         minutes = re.search(r"\*\*Time\*\*: (\d+) minutes", path.read_text()).group(1)
         assert re.search(rf"\| \[{path.name[:2]} [^]]+\]\(\.\./notebooks/{path.name}\) \| {minutes} \| .+ \|", course)
-    assert sum(link.startswith("../notebooks/") for link in links(course)) == len(notebooks) == 10
+    assert sum(link.startswith("../notebooks/") for link in links(course)) == len(notebooks) == 13
 
 
 def test_the_published_table_is_the_committed_one():

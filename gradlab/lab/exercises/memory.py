@@ -1,10 +1,154 @@
-"""Checkers for the exercises of notebook 09."""
+"""Checkers for the exercises of notebook 09, and its measurements of memory, in a process of their own.
 
+As a program, the module measures one case or more and prints the results as JSON. The notebook's table comes from it:
+
+    python -m gradlab.lab.exercises.memory '[{"network": "vgg16", "examples": 32, "microbatch_size": 1}]'
+"""
+
+import json
+import math
+import os
+import subprocess
+import sys
+import time
 from typing import Any
 
 import numpy as np
 
 from gradlab.lab.exercises import exercise, require, require_close
+
+IMAGES, LIMIT = 64, 500  # of the last exercise: examples, and MiB
+# With oneDNN, the process kept what was freed, and peaks of the same program differed between processes. Without it,
+# and with these settings of glibc, freed memory went back to the system, and the peaks repeated.
+_ENVIRONMENT = {
+    "TF_ENABLE_ONEDNN_OPTS": "0",
+    "MALLOC_MMAP_THRESHOLD_": "131072",
+    "MALLOC_ARENA_MAX": "1",
+    "CUDA_VISIBLE_DEVICES": "-1",
+}
+
+
+def measured(*cases: dict[str, Any]) -> list[dict[str, float]]:
+    """Train each case, one after the other, in one new process without a GPU.
+
+    Args:
+        *cases: the arguments of `train` for each case.
+
+    Returns:
+        The result of `train` for each case.
+
+    Raises:
+        RuntimeError: the process failed.
+    """
+    command = [sys.executable, "-m", "gradlab.lab.exercises.memory", json.dumps(cases)]
+    done = subprocess.run(command, env=os.environ | _ENVIRONMENT, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError((done.stderr.strip().splitlines() or ["the process ended without a result"])[-1])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def train(
+    network: str = "deep",
+    examples: int = 32,
+    batch_size: int | None = None,
+    microbatch_size: int | None = None,
+    in_flight: int = 1,
+    remat: bool = False,
+    keep_dependencies: bool = False,
+    updates: int = 1,
+) -> dict[str, float]:
+    """Train a network with SGD on random images in this process, and measure its memory and its time.
+
+    Args:
+        network: "deep", 33 convolutions of 16 channels on 64x64 images; or "vgg16", without its top, on 96x96 images.
+        examples: the number of images.
+        batch_size: the images of one update. None: all of them.
+        microbatch_size: the images of a micro-batch. None: the whole batch at once, without gradlab.
+        in_flight: the micro-batches that may be computed at once.
+        remat: compute the activations of "deep" again in the backward pass, in blocks of four convolutions.
+        keep_dependencies: switch off the dependency optimization of TensorFlow's graph optimizer.
+        updates: how many times to train on the images.
+
+    Returns:
+        "mib", the growth of the process's peak memory in MiB, NaN where it cannot be read; "seconds" of the fastest
+        pass over the images after the first; "examples" and "updates", what one pass has trained on and made.
+    """
+    import keras
+    import tensorflow as tf
+
+    import gradlab
+    from gradlab.measure.memory import MEBIBYTE, PeakMemory
+
+    tf.config.optimizer.set_experimental_options({"dependency_optimization": not keep_dependencies})
+    side, outputs = (96, 512) if network == "vgg16" else (64, 10)
+    model = _vgg16(side) if network == "vgg16" else _deep(side, outputs, remat)
+    optimizer = keras.optimizers.SGD(0.0078125)
+    optimizer.build(model.trainable_variables)
+    x = np.random.default_rng(0).standard_normal([examples, side, side, 3], "float32")
+    y = np.zeros([examples, outputs], "float32")
+    batches = [
+        (x[i : i + (batch_size or examples)], y[i : i + (batch_size or examples)])
+        for i in range(0, examples, batch_size or examples)
+    ]
+    peak = PeakMemory()
+    before = peak.bytes()
+    if microbatch_size is None:
+        step = _plain_step(model, optimizer)
+    else:
+        step = gradlab.Trainer(model, optimizer, "mse", microbatch_size, in_flight=in_flight).step
+    seconds = []
+    for _ in range(updates):
+        began = time.perf_counter()
+        steps = [step(*batch) for batch in batches]
+        seconds.append(time.perf_counter() - began)
+    trained = examples if microbatch_size is None else sum(float(step.weights.sum()) for step in steps)
+    growth = (peak.bytes() - before) / MEBIBYTE
+    return {"mib": growth, "seconds": min(seconds[1:] or seconds), "examples": trained, "updates": len(steps)}
+
+
+def _plain_step(model, optimizer):
+    import tensorflow as tf
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+        optimizer.apply(tape.gradient(loss, [v.value for v in model.trainable_variables]), model.trainable_variables)
+        return loss
+
+    return step
+
+
+def _vgg16(side: int):
+    import keras
+
+    return keras.applications.VGG16(weights=None, include_top=False, input_shape=(side, side, 3), pooling="avg")
+
+
+def _deep(side: int, outputs: int, remat: bool):
+    import keras
+    from keras.layers import Conv2D, Dense, GlobalAveragePooling2D
+
+    class Block(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.convolutions = [Conv2D(16, 3, padding="same", activation="relu") for _ in range(4)]
+
+        def build(self, shape):
+            for convolution in self.convolutions:
+                convolution.build(shape)
+
+        def run(self, x):
+            for convolution in self.convolutions:
+                x = convolution(x)
+            return x
+
+        def call(self, x):
+            return keras.remat(self.run)(x) if remat else self.run(x)
+
+    first, *blocks = Conv2D(16, 1), *(Block() for _ in range(8))
+    top = [GlobalAveragePooling2D(), Dense(outputs)]
+    return keras.Sequential([keras.Input([side, side, 3]), first, *blocks, *top])
 
 
 @exercise
@@ -41,34 +185,6 @@ def largest_microbatch(answer: Any) -> None:
 
 
 @exercise
-def cut(answer: Any) -> None:
-    """A function: (examples, batch_size, microbatch_size) -> a list over windows of lists of sizes."""
-    got = answer(50, 20, 8)
-    require(got is not None and got is not ..., "the function returns nothing yet")
-    nested = len(got) and all(isinstance(window, (list, tuple)) for window in got)
-    require(nested, "it should be a list of lists: for each window the sizes of its micro-batches")
-    got = [[int(size) for size in window] for window in got]
-    require(len(got) != 2, "the last window is missing: it has the 10 examples that are left over")
-    require(got[-1] != [8, 8, 4], "the last window has only the 10 examples that are left")
-    require(all(size <= 8 for window in got for size in window), "each window is cut into micro-batches of 8 or less")
-    require(
-        all(sum(window) == wanted for window, wanted in zip(got, (20, 20, 10))),
-        f"the windows must hold 20, 20 and 10 examples, and hold {[sum(window) for window in got]}",
-    )
-    require(got == [[8, 8, 4], [8, 8, 4], [8, 2]], f"it should be [[8, 8, 4], [8, 8, 4], [8, 2]], and is {got}")
-    empty = any(not all(window) for window in answer(6, 3, 3))
-    require(not empty, "where nothing is left over, there is no micro-batch of 0")
-    for case, wanted in (
-        ((6, 3, 3), [[3], [3]]),
-        ((2, 128, 1), [[1, 1]]),
-        ((5, 4, 9), [[4], [1]]),
-        ((7, 7, 2), [[2, 2, 2, 1]]),
-    ):
-        found = [[int(size) for size in window] for window in answer(*case)]
-        require(found == wanted, f"{case} should give {wanted}, and gives {found}")
-
-
-@exercise
 def triplet_losses(answer: Any) -> None:
     """A function: three arrays (examples, length) and a margin -> the loss of each example."""
     anchor = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
@@ -101,3 +217,54 @@ def stalled_mean(answer: Any) -> None:
         require(answer != 256, "256 is the sum at which it stalls. Divide it by the number of ones that were added")
         require(answer != 0.25, "a quarter is what 1024 micro-batches gave")
     require_close(answer, 0.5, "the mean", "but look at what counting by ones gave in bfloat16")
+
+
+@exercise
+def under_the_limit(answer: Any) -> None:
+    """A dictionary: examples, batch_size, microbatch_size and in_flight of one update that a process then trains."""
+    names = ("examples", "batch_size", "microbatch_size", "in_flight")
+    require(isinstance(answer, dict) and set(answer) == set(names), f"it should be a dictionary of {', '.join(names)}")
+    for name in names:
+        value = answer[name]
+        require(value is not ..., f"{name} is still missing: put your answer in place of the dots")
+        whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value > 0
+        require(whole, f"{name} must be a positive integer. Received: {value!r}")
+    settings = {name: int(answer[name]) for name in names}
+    require(settings["examples"] <= IMAGES, f"there are only {IMAGES} examples")
+    found = measured(settings)[0]
+    trained, updates = int(found["examples"]), int(found["updates"])
+    require(
+        trained == IMAGES, f"the process trained on {trained} of {IMAGES} examples: fewer examples are another batch"
+    )
+    hint = "with an update for each of them, the weights change between them. Cut the micro-batches smaller instead"
+    require(updates == 1, f"the process made {updates} updates, not one: {hint}")
+    mib = _estimate(settings) if math.isnan(found["mib"]) else found["mib"]
+    held = f"the process needed {mib:.0f} MiB"
+    parallel = " and in_flight keeps several micro-batches in memory at once" if settings["in_flight"] > 1 else ""
+    require(mib < LIMIT, f"{held}, more than {LIMIT}: activations grow with microbatch_size{parallel}")
+    require(mib > LIMIT / 2, f"{held}, less than half of {LIMIT}: use the rest, larger micro-batches waste less time")
+
+
+def _estimate(settings: dict[str, int]) -> float:
+    """MiB where the peak cannot be read: from measurements on Linux."""
+    return 30 + 10.5 * min(settings["microbatch_size"] * settings["in_flight"], settings["batch_size"])
+
+
+def main(cases: list[dict[str, Any]]) -> list[dict[str, float]]:
+    """Train each case in this process, on one thread."""
+    import keras
+
+    import gradlab
+
+    gradlab.setup(threads=1, seed=0)
+    found = []
+    if len(cases) > 1:
+        train(examples=1, microbatch_size=1)  # what TensorFlow allocates once would count for the first case only
+    for case in cases:
+        keras.backend.clear_session(free_memory=True)
+        found.append(train(**case))
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(json.loads(sys.argv[1]))))
