@@ -74,8 +74,11 @@ def copies() -> dict[pathlib.Path, pathlib.Path]:
 
 
 def copy_pages() -> None:
-    """Copies the files that have changed, so that Sphinx reads again only those."""
-    for source, page in copies().items():
+    """Copies the files that have changed, so that Sphinx reads only those again, and removes copies without a source."""
+    pages = copies()
+    for old in set((DOCS / "course").rglob("*.ipynb")) - set(pages.values()):
+        old.unlink()
+    for source, page in pages.items():
         content = source.read_bytes()
         if not page.exists() or page.read_bytes() != content:
             page.parent.mkdir(parents=True, exist_ok=True)
