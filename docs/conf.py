@@ -74,7 +74,7 @@ def copies() -> dict[pathlib.Path, pathlib.Path]:
 
 
 def copy_pages() -> None:
-    """Copies the files that have changed, so that Sphinx reads only those again, and removes copies without a source."""
+    """Copies files that have changed, so that Sphinx reads only those again, and removes copies without a source."""
     pages = copies()
     for old in set((DOCS / "course").rglob("*.ipynb")) - set(pages.values()):
         old.unlink()
