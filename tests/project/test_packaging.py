@@ -281,7 +281,7 @@ def test_the_wheel_installed_in_an_empty_environment_opens_the_course(installed,
         if job.poll() is None:
             os.killpg(job.pid, signal.SIGKILL)
     said = log.read_text()
-    assert said.startswith("gradlab: the course is in course: 21 files copied\n")
+    assert said.startswith("gradlab: the course is in course: 27 files copied\n")
     assert f"http://127.0.0.1:{port}/lab/tree/00_start_here.ipynb?token=" in said
     assert (tmp_path / "course" / "solutions" / "12_scale_out.ipynb").is_file()
 
