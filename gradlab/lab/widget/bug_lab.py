@@ -4,10 +4,8 @@ import html
 from dataclasses import fields
 from typing import Any
 
-import anywidget
 import ipywidgets as widgets
 import numpy as np
-import traitlets
 
 from gradlab import _checks
 from gradlab.lab.figures.style import to_small_png
@@ -15,7 +13,7 @@ from gradlab.lab.widget import saved_page
 from gradlab.lab.widget.bug_figures import draw, draw_large, rows, table, verdict
 from gradlab.lab.widget.bug_loops import Evidence, experiment, is_clear
 from gradlab.lab.widget.bugs import BUGS, EVERYTHING, MEASURES, OPTIMIZERS, STEPS, SWITCHES, Bug, Settings
-from gradlab.lab.widget.bundle import FOLDER
+from gradlab.lab.widget.page import Page, close
 
 BEST = 5  # points for a bug that is found with one experiment; each further experiment costs one, down to one point
 
@@ -122,14 +120,6 @@ def _spoken(bug: Bug) -> str:
     return f"bug {bug.name.replace('. ', ', ')}"
 
 
-class _Keys(anywidget.AnyWidget):
-    """Keeps the keys of the game from JupyterLab (page.js)."""
-
-    _esm = FOLDER / "page.js"
-
-    state = traitlets.Unicode("idle").tag(sync=True)
-
-
 class BugLab:
     """A game: each round hides one of eight bugs in a training loop, and you find it by experiments.
 
@@ -186,11 +176,7 @@ class BugLab:
 
     def close(self) -> None:
         """Remove all widgets from the page and from the kernel."""
-        waiting: list[widgets.Widget] = [self.view]
-        while waiting:
-            widget = waiting.pop()
-            waiting += getattr(widget, "children", ())
-            widget.close()
+        close(self.view)
 
     def _begin(self) -> None:
         large = experiment(Settings(), seed=self.game.data_seed)
@@ -212,7 +198,7 @@ class BugLab:
         controls = self.controls
         parts = [
             widgets.HTML(_CSS),
-            _Keys(layout={"display": "none"}),
+            Page(layout={"display": "none"}),
             self._header,
             _row([controls[name] for name in ("optimizer", "k", "measure")]),
             _row([controls[name] for name in SWITCHES]),

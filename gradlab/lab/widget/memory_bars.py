@@ -20,6 +20,8 @@ from gradlab.lab.widget.memory_count import (
     mib,
     sentence,
 )
+from gradlab.lab.widget.page import Page
+from gradlab.lab.widget.saved_page import standalone
 
 COLORS = ("#0072B2", "#D55E00", "#CC79A7", "#009E73", "#E69F00")
 LIMITS = (0.25, 0.5, 1.0, 4.0, 8.0, 12.0, 16.0, 24.0, 40.0, 80.0)  # GiB
@@ -167,7 +169,7 @@ class MemoryBars:
             control.observe(self._read, "value")
         columns = ipywidgets.Layout(display="flex", flex_flow="row wrap")
         controls = ipywidgets.Box([self._preset, self._limit, *self._controls.values()], layout=columns)
-        self.view = ipywidgets.VBox([controls, self._html])
+        self.view = ipywidgets.VBox([Page(layout={"display": "none"}), controls, self._html]).add_class("gradlab-lab")
         self._draw()
 
     @property
@@ -205,9 +207,12 @@ class MemoryBars:
         return table(self.training, self.limit)
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
-        live = self.view._repr_mimebundle_(**kwargs)
-        # A page without a kernel shows the HTML, and pages without HTML the table.
-        return {**live, "text/html": page(self.training, self.limit), "text/plain": repr(self)}
+        # A page without a kernel shows the HTML; others the SVG or the table.
+        return dict(self.view._repr_mimebundle_(**kwargs)) | {
+            "text/html": page(self.training, self.limit),
+            "image/svg+xml": standalone(svg(self.training, self.limit)),
+            "text/plain": repr(self),
+        }
 
 
 def _dropdown(label: str, choices: Any, value: Any) -> ipywidgets.Dropdown:

@@ -2,13 +2,10 @@
 
 import html
 import io
-import pathlib
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-import anywidget
 import ipywidgets as widgets
-import traitlets
 from PIL import Image
 
 from gradlab.lab.experiments.experiment import Experiment
@@ -17,6 +14,7 @@ from gradlab.lab.widget.charts import Charts
 from gradlab.lab.widget.controls import Controls, summary
 from gradlab.lab.widget.live_run import Status
 from gradlab.lab.widget.one_update import OneUpdate
+from gradlab.lab.widget.page import Page, close
 from gradlab.lab.widget.views import PICTURES, VIEWS
 
 # name: label, icon, tooltip
@@ -47,18 +45,6 @@ _CSS = """<style>
 .gradlab-lab .widget-readout { min-width: 48px; max-width: 60px; }
 .gradlab-lab .widget-html-content { line-height: 1.5; }
 </style>"""
-
-
-class Page(anywidget.AnyWidget):
-    """Keeps the keys of a lab from JupyterLab, and names its parts for screen readers and tests (page.js).
-
-    Attributes:
-        state: "idle", "running", "paused", "finished", "stopped", "diverged" or "failed".
-    """
-
-    _esm = pathlib.Path(__file__).with_name("page.js")
-
-    state = traitlets.Unicode("idle").tag(sync=True)
 
 
 class View(NamedTuple):
@@ -169,11 +155,7 @@ class Panel:
 
     def close(self) -> None:
         """Remove all widgets from the page and from the kernel."""
-        waiting: list[widgets.Widget] = [self.view]
-        while waiting:
-            widget = waiting.pop()
-            waiting += getattr(widget, "children", ())
-            widget.close()
+        close(self.view)
 
     def _layout(self, controls: Controls, hide: Collection[str]) -> widgets.Widget:
         def named(*names: str) -> list:

@@ -53,6 +53,12 @@ def still(picture: bytes, sentence: str, table: str) -> str:
     return f"{image}\n<p>{words}</p>\n<table>\n{body}\n</table>"
 
 
+def standalone(svg: str) -> str:
+    """An SVG element of a page as a picture by itself, on white ground, because it has no text color to follow."""
+    style = 'xmlns="http://www.w3.org/2000/svg" color="black" '
+    return svg.replace("<svg ", f"<svg {style}", 1).replace('style="', 'style="background: white; ', 1)
+
+
 @functools.cache
 def page() -> str:
     """The recorded lab as one piece of HTML, which loads nothing."""

@@ -8,13 +8,12 @@ import html
 from collections.abc import Mapping
 from typing import Any
 
-import anywidget
 import ipywidgets as widgets
-import traitlets
 
 from gradlab import _checks
 from gradlab.lab.widget import schedules, timeline_drawing
-from gradlab.lab.widget.bundle import FOLDER
+from gradlab.lab.widget.page import Page, close
+from gradlab.lab.widget.saved_page import standalone
 from gradlab.lab.widget.schedules import NAMES, PIPELINES, Schedule
 from gradlab.lab.widget.timeline_drawing import Drawing
 
@@ -33,14 +32,6 @@ _CSS = """<style>
 .gradlab-timeline :focus-visible { outline: 2px solid #0072B2; outline-offset: 1px; }
 .gradlab-timeline .widget-html-content { line-height: 1.5; }
 </style>"""
-
-
-class _Keys(anywidget.AnyWidget):
-    """Keeps the keys of the timeline from JupyterLab, and labels its sliders for screen readers (page.js)."""
-
-    _esm = FOLDER / "page.js"
-
-    state = traitlets.Unicode("idle").tag(sync=True)
 
 
 class Timeline:
@@ -101,7 +92,7 @@ class Timeline:
             list(self.controls.values()),
             layout={"grid_template_columns": "repeat(auto-fit, minmax(310px, 1fr))", "grid_gap": "2px 12px"},
         )
-        parts = [widgets.HTML(_CSS), _Keys(layout={"display": "none"}), sliders, self._drawing, self._words]
+        parts = [widgets.HTML(_CSS), Page(layout={"display": "none"}), sliders, self._drawing, self._words]
         self.view = widgets.VBox(parts, layout={"max_width": "800px", "overflow": "hidden"})
         self.view.add_class("gradlab-lab").add_class("gradlab-timeline")
 
@@ -117,11 +108,7 @@ class Timeline:
 
     def close(self) -> None:
         """Remove all widgets from the page and from the kernel."""
-        waiting: list[widgets.Widget] = [self.view]
-        while waiting:
-            widget = waiting.pop()
-            waiting += getattr(widget, "children", ())
-            widget.close()
+        close(self.view)
 
     def _times(self) -> dict[str, Any]:
         """The arguments of `schedules.schedule`."""
@@ -146,8 +133,10 @@ class Timeline:
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
         """The widgets, and for pages without a kernel the drawing and the words."""
+        drawing = _draw({"": self.schedule})
         still = {
-            "text/html": f"<div>{_draw({'': self.schedule})}<p>{_lines(self.words)}</p></div>",
+            "text/html": f"<div>{drawing}<p>{_lines(self.words)}</p></div>",
+            "image/svg+xml": standalone(drawing),
             "text/plain": f"{self!r}\n{orders(self.schedule)}",
         }
         return dict(self.view._repr_mimebundle_(**kwargs)) | still

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gradlab.lab.figures.style import STYLES
+from gradlab.lab.widget.saved_page import standalone
 from gradlab.lab.widget.schedules import Schedule
 
 WIDTH, LEFT, RIGHT = 760, 70, 16  # of the drawing and its margins, in px
@@ -34,7 +35,7 @@ class Drawing:
         return self.words
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
-        return {"text/html": self.svg, "text/plain": self.words}
+        return {"text/html": self.svg, "image/svg+xml": standalone(self.svg), "text/plain": self.words}
 
 
 def draw(schedules: Mapping[str, Schedule], label: str) -> str:

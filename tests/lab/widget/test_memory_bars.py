@@ -106,7 +106,7 @@ def test_bad_arguments(arguments, said):
 
 def test_controls_change_the_bars():
     bars = MemoryBars()
-    html = bars.view.children[1]
+    html = bars.view.children[-1]
     before = html.value
     bars.controls["optimizer"].value = "adam"
     assert bars.training == replace(PRESETS["VGG-16 without top, 96x96"], optimizer="adam") and html.value != before

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from fractions import Fraction
+from xml.etree import ElementTree
 
 import pytest
 
@@ -190,8 +191,10 @@ def test_the_drawing_follows_the_theme_and_has_no_ids():
 
 def test_the_page_without_a_kernel_is_the_same_each_time():
     one, two = Timeline("1f1b")._repr_mimebundle_(), Timeline("1f1b")._repr_mimebundle_()
-    assert one.keys() == {"application/vnd.jupyter.widget-view+json", "text/html", "text/plain"}
-    assert one["text/html"] == two["text/html"] and one["text/plain"] == two["text/plain"]
+    view = "application/vnd.jupyter.widget-view+json"
+    assert one.keys() == {view, "text/html", "image/svg+xml", "text/plain"}
+    assert {**one, view: None} == {**two, view: None}
+    assert ElementTree.fromstring(one["image/svg+xml"]).tag == "{http://www.w3.org/2000/svg}svg"
     assert "device 1: F1 F2 F3 F4 B1 B2 B3 B4" in one["text/plain"]
     assert "device 4: F1 B1 F2 B2 F3 B3 F4 B4" in one["text/plain"]
 
