@@ -3,7 +3,7 @@
 With --json, a command prints one JSON value in place of text:
 
 - run, sweep: a list with one object per experiment, with the keys that `gradlab.Result.summary` describes;
-- reproduce: a list with one object per row of the table;
+- reproduce: a list with one object per row of the table, or for the other studies one per claim;
 - doctor: a list with one object per check: name, good, found, fix;
 - plot, devices: one object.
 """
@@ -28,8 +28,8 @@ TRAINING = ("run", "sweep", "reproduce")  # the commands that cache what is fini
 # The packages of each extra. A command that needs one of them names the extra.
 EXTRAS = {
     "lab": (
-        *("IPython", "PIL", "anywidget", "ipywidgets", "jupyter_client", "jupyter_core", "jupyterlab", "matplotlib"),
-        *("packaging", "pandas", "tqdm", "traitlets"),
+        *("IPython", "PIL", "anywidget", "cloudpickle", "ipywidgets", "jupyter_client", "jupyter_core", "jupyterlab"),
+        *("matplotlib", "packaging", "pandas", "tqdm", "traitlets"),
     ),
     "cluster": ("distributed",),
 }
@@ -99,13 +99,19 @@ def _sweep(chosen: argparse.Namespace) -> int:
 def _reproduce(chosen: argparse.Namespace) -> int:
     folder = chosen.out or (None if chosen.quick else pathlib.Path("data", "results"))
     _make_folder("--out", folder)
-    results = _train(chosen, lambda: _module("lab.reproduce").experiments(chosen.quick))
-    reproduce = _module("lab.reproduce")
-    rows = reproduce.table(results)
-    print(json.dumps(rows, indent=1) if chosen.json else reproduce.text(rows))
-    if folder is not None:
-        for file in reproduce.write(results, folder):
-            print(f"written: {file}", file=sys.stderr)
+    if chosen.name == "averaging":
+        results = _train(chosen, lambda: _module("lab.reproduce.averaging").experiments(chosen.quick))
+        made = _module("lab.reproduce.averaging").Averaging(results)
+    else:
+        if chosen.processes != 1 or chosen.dask or chosen.cache:
+            raise ValueError(f"--processes, --dask and --cache are for averaging only. Received: NAME {chosen.name}")
+        study = _module(f"lab.reproduce.{chosen.name.replace('-', '_')}").study
+        with contextlib.redirect_stdout(sys.stderr):
+            runtime.setup(seed=0)
+        made = study(chosen.quick)
+    print(json.dumps(made.summary(), indent=1) if chosen.json else made.text())
+    for file in made.write(folder) if folder is not None else ():
+        print(f"written: {file}", file=sys.stderr)
     return 0
 
 

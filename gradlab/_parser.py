@@ -6,6 +6,14 @@ from collections.abc import Callable
 
 from gradlab import __version__
 
+# The studies of gradlab.lab.reproduce, which --help lists without importing them.
+STUDIES = {
+    "averaging": "Chlebus 2018: accuracy against the division of a batch of 100 (the default)",
+    "noise-scale": "McCandlish et al. 2018: the gradient noise scale of MNIST",
+    "noisy-quadratic": "Zhang et al. 2019: updates to a target against the batch",
+    "growing-batch": "Smith et al. 2018 and Meterez et al. 2025: growing batches against falling learning rates",
+    "small-batches": "Masters and Luschi 2018: small batches against large ones at equal cost",
+}
 FIGURES = ("losses", "accuracy", "loss_noise", "noise_scale", "cost")
 
 # The fields of an experiment as options: type, placeholder and help. They are listed here because importing Experiment
@@ -77,7 +85,11 @@ def _add_training_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     example = "help(gradlab.lab.experiments.sweep_file) shows an example"
     sweep.add_argument("file", metavar="FILE", help=f"a TOML file with the tables [all], [[run]] and [grid]; {example}")
     sweep.add_argument("--out", type=pathlib.Path, metavar="FOLDER", help="save the results to this folder (.npz)")
-    reproduce = add("reproduce", "repeat the published experiment and print both tables side by side")
+    listed = "; ".join(f"{name}: {words}" for name, words in STUDIES.items())
+    reproduce = add(
+        "reproduce", "run a published experiment again and compare", f"The published experiments: {listed}."
+    )
+    reproduce.add_argument("name", nargs="?", default="averaging", choices=STUDIES, metavar="NAME", help="which one")
     reproduce.add_argument("--quick", action="store_true", help="a small version that takes less than two minutes")
     default = "(default: data/results; with --quick: write nothing)"
     reproduce.add_argument("--out", type=pathlib.Path, metavar="FOLDER", help=f"where to write the files {default}")

@@ -13,6 +13,7 @@ from lab_page import (
     add_cell,
     chromium_path,
     close,
+    end_kernels,
     jupyterlab,
     launch,
     run_notebook,
@@ -73,6 +74,7 @@ def page(browser, server):
     page.keyboard.press("Control+b")  # hides the file browser
     yield page
     close(page)
+    end_kernels(server)
 
 
 @pytest.fixture

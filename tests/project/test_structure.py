@@ -11,7 +11,8 @@ STUB = (ROOT / "gradlab" / "__init__.pyi").read_text()
 
 HELPER = ("gradlab",)
 CORE = (*HELPER, "gradlab.training", "gradlab.measure", "gradlab.drawing")
-LAB = ("gradlab.lab", "gradlab.lab.experiments", "gradlab.lab.figures", "gradlab.lab.widget", "gradlab.lab.exercises")
+LAB_PARTS = ("experiments", "figures", "widget", "exercises", "reproduce", "new_process")
+LAB = ("gradlab.lab", *(f"gradlab.lab.{name}" for name in LAB_PARTS))
 WINGS = {
     # wing -> the wings that it may import
     "gradlab": (),
@@ -21,8 +22,13 @@ WINGS = {
     "gradlab.lab.experiments": CORE,
     "gradlab.lab.figures": (*CORE, "gradlab.lab.experiments"),
     "gradlab.lab.widget": (*CORE, "gradlab.lab.experiments", "gradlab.lab.figures"),
-    "gradlab.lab.exercises": (*CORE, "gradlab.lab.experiments", "gradlab.lab.figures", "gradlab.lab.widget"),
-    "gradlab.lab": (*CORE, *LAB[1:]),  # doctor, reproduce, course
+    "gradlab.lab.new_process": CORE,
+    "gradlab.lab.reproduce": (*CORE, "gradlab.lab.experiments", "gradlab.lab.figures"),
+    "gradlab.lab.exercises": (
+        *CORE,
+        *(f"gradlab.lab.{name}" for name in ("experiments", "figures", "widget", "new_process")),
+    ),
+    "gradlab.lab": (*CORE, *LAB[1:]),  # doctor, course, predict
     "gradlab.__main__": (*CORE, *LAB),
 }
 PRIVATE_PACKAGES = ("keras.src", "tensorflow.python", "tf.python")

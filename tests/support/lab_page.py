@@ -30,6 +30,12 @@ FLAGS = [
     "--disable-sync",
 ]
 
+# No news, and no notebook is saved but by a test: a saved run is trusted, and shows widgets where others see pictures.
+SETTINGS = {
+    "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True},
+    "docmanager-extension/plugin": {"autosave": False},
+}
+
 # A lab whose runs take a fraction of a second.
 SMALL = "small = gradlab.AccumulationLab(updates=60, seeds=2)\nsmall.view.add_class('small')\nsmall"
 # A notebook with three small labs: two alike, and one that diverges.
@@ -127,9 +133,11 @@ def jupyterlab(notebooks: pathlib.Path, home: pathlib.Path):
         "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
     }
     environment = os.environ | {name: str(home / folder) for name, folder in folders.items()}
-    news = home / "settings" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
-    news.parent.mkdir(parents=True)
-    news.write_text(json.dumps({"fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True}))
+    settings = home / "settings" / "@jupyterlab"
+    for plugin, values in SETTINGS.items():
+        file = settings / f"{plugin}.jupyterlab-settings"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(values))
     port = free_port()
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1", f"--port={port}"]
     command += ["--ServerApp.port_retries=0", f"--IdentityProvider.token={TOKEN}"]

@@ -7,25 +7,17 @@ As a program, the module measures one case or more and prints the results as JSO
 
 import json
 import math
-import os
-import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from gradlab.lab.exercises import exercise, require, require_close
+from gradlab.lab.new_process import call_in_new_process
 
 IMAGES, LIMIT = 64, 500  # of the last exercise: examples, and MiB
-# With oneDNN, the process kept what was freed, and peaks of the same program differed between processes. Without it,
-# and with these settings of glibc, freed memory went back to the system, and the peaks repeated.
-_ENVIRONMENT = {
-    "TF_ENABLE_ONEDNN_OPTS": "0",
-    "MALLOC_MMAP_THRESHOLD_": "131072",
-    "MALLOC_ARENA_MAX": "1",
-    "CUDA_VISIBLE_DEVICES": "-1",
-}
 
 
 def measured(*cases: dict[str, Any]) -> list[dict[str, float]]:
@@ -40,11 +32,7 @@ def measured(*cases: dict[str, Any]) -> list[dict[str, float]]:
     Raises:
         RuntimeError: the process failed.
     """
-    command = [sys.executable, "-m", "gradlab.lab.exercises.memory", json.dumps(cases)]
-    done = subprocess.run(command, env=os.environ | _ENVIRONMENT, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError((done.stderr.strip().splitlines() or ["the process ended without a result"])[-1])
-    return json.loads(done.stdout.splitlines()[-1])
+    return call_in_new_process(main, cases)
 
 
 def train(
@@ -250,7 +238,7 @@ def _estimate(settings: dict[str, int]) -> float:
     return 30 + 10.5 * min(settings["microbatch_size"] * settings["in_flight"], settings["batch_size"])
 
 
-def main(cases: list[dict[str, Any]]) -> list[dict[str, float]]:
+def main(cases: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
     """Train each case in this process, on one thread."""
     import keras
 
@@ -267,4 +255,4 @@ def main(cases: list[dict[str, Any]]) -> list[dict[str, float]]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(json.loads(sys.argv[1]))))
+    print(json.dumps(measured(*json.loads(sys.argv[1]))))

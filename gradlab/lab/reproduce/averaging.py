@@ -11,8 +11,7 @@ chi-squared distribution with four degrees of freedom, which exceeds 13.28 in on
 means are said to differ.
 """
 
-import csv
-import io
+import dataclasses
 import json
 import math
 import os
@@ -27,6 +26,7 @@ from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.experiments.result import Result
 from gradlab.lab.experiments.result_file import replacing
 from gradlab.lab.figures import plots
+from gradlab.lab.reproduce.study import csv_of
 
 # (k, b): mean and standard deviation of ten runs, in percent
 PUBLISHED = {(1, 100): (95.0, 0.172), (5, 20): (94.9, 0.325), (10, 10): (95.1, 0.36), (20, 5): (95.2, 0.303)}
@@ -36,6 +36,25 @@ LIMIT = 13.28  # 99 % of a chi-squared distribution with four degrees of freedom
 METHODS = ("placeholders", "microbatched")  # the method of the publication, and gradlab's fastest one
 PROTOCOLS = ("as published", "equal looks", "last value")
 LOOKS = {1000: 10, 20: 4}  # measurements of the accuracy in a run of this many updates, for "equal looks"
+
+
+@dataclasses.dataclass(frozen=True)
+class Averaging:
+    """The outcome of the experiments: what `gradlab reproduce averaging` prints and writes."""
+
+    results: Sequence[Result]
+
+    def summary(self) -> list[dict[str, Any]]:
+        """Return the rows of the table."""
+        return table(self.results)
+
+    def text(self) -> str:
+        """Format the table and the conclusion for a terminal."""
+        return text(self.summary())
+
+    def write(self, folder: str | os.PathLike) -> list[pathlib.Path]:
+        """Write the files of `write`, and return their paths."""
+        return write(self.results, folder)
 
 
 def experiments(quick: bool = False) -> list[Experiment]:
@@ -204,9 +223,9 @@ def write(results: Sequence[Result], folder: str | os.PathLike) -> list[pathlib.
     rows = table(results)
     runs, measurements = _runs_and_measurements(results)
     contents = {
-        "reproduce.csv": _csv(rows),
-        "reproduce_runs.csv": _csv(runs),
-        "reproduce_looks.csv": _csv(measurements),
+        "reproduce.csv": csv_of(rows),
+        "reproduce_runs.csv": csv_of(runs),
+        "reproduce_looks.csv": csv_of(measurements),
         "reproduce.json": (json.dumps(_description(results, rows), indent=1, ensure_ascii=False) + "\n").encode(),
         "reproduce.png": plots.to_png(figure(rows)),
     }
@@ -260,11 +279,3 @@ def _cell(row: Mapping[str, Any]) -> str:
 def _mean_over_methods(rows: Sequence[Mapping[str, Any]], protocol: str, accumulation_steps: int) -> dict[str, float]:
     chosen = [r for r in rows if r["protocol"] == protocol and r["accumulation_steps"] == accumulation_steps]
     return {name: float(np.mean([row[name] for row in chosen])) for name in ("mean", "std")}
-
-
-def _csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    content = io.StringIO()
-    writer = csv.DictWriter(content, rows[0], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return content.getvalue().encode()

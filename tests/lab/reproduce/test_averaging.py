@@ -8,10 +8,10 @@ import pathlib
 import numpy as np
 import pytest
 
-from gradlab.lab import reproduce
 from gradlab.lab.experiments import datasets
 from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.experiments.result import Result
+from gradlab.lab.reproduce import averaging as reproduce
 
 COMMITTED = datasets.data_folder() / "results"
 
