@@ -71,7 +71,7 @@ class Study:
 
     def summary(self) -> list[dict[str, Any]]:
         """Return the claims as dictionaries; `holds` is None in the small version."""
-        return [dataclasses.asdict(claim) | ({"holds": None} if self.quick else {}) for claim in self.claims]
+        return [dataclasses.asdict(c) | {"holds": None if self.quick else bool(c.holds)} for c in self.claims]
 
     def write(self, folder: str | os.PathLike) -> list[pathlib.Path]:
         """Write the numbers (CSV), the claims with the environment (JSON), and the figure (PNG).
