@@ -5,10 +5,12 @@ below its source folder. Links are written as on GitHub, relative to the file in
 link to a copied file into a link to its page. Every other link to a file becomes a download.
 """
 
+import json
 import logging
 import os
 import pathlib
 import re
+import tomllib
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
@@ -61,6 +63,8 @@ COPIES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
 }
+# Owner and name on GitHub. If they are set, pages of notebooks get badges that open them on hosted services.
+REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["gradlab"]["repository"]
 LINK = re.compile(r"(\]\()([^)\s\\#:]+)")
 
 
@@ -103,6 +107,30 @@ def rewrite_links(app, docname: str, content: list[str]) -> None:
         content[0] = LINK.sub(new, content[0])
 
 
+def badges(notebook: str, repository: str) -> str:
+    """Badges that open a notebook in Colab and on Binder, as Markdown; empty without a repository."""
+    if not repository:
+        return ""
+    colab = f"https://colab.research.google.com/github/{repository}/blob/main/{notebook}"
+    binder = f"https://mybinder.org/v2/gh/{repository}/main?labpath={notebook}"
+    return (
+        f"[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]({colab}) "
+        f"[![Open on Binder](https://mybinder.org/badge_logo.svg)]({binder})"
+    )
+
+
+def add_badges(app, docname: str, content: list[str]) -> None:
+    """Puts the badges below the title of a notebook's page."""
+    sources = {page: source for source, page in copies().items()}
+    source = sources.get(pathlib.Path(app.env.doc2path(docname)))
+    if source is not None and source.suffix == ".ipynb" and REPOSITORY:
+        notebook = json.loads(content[0])
+        title, *rest = "".join(notebook["cells"][0]["source"]).split("\n")
+        badge = badges(source.relative_to(ROOT).as_posix(), REPOSITORY)
+        notebook["cells"][0]["source"] = "\n".join([title, "", badge, *rest])
+        content[0] = json.dumps(notebook)
+
+
 def whole_docstring(docstring: GoogleDocstring) -> tuple[str, list[str]]:
     """The docstring of a property as ("", its lines). Napoleon would read the part before a colon as a type."""
     return "", GoogleDocstring(docstring._consume_to_end(), docstring._config).lines()
@@ -116,4 +144,5 @@ def setup(app) -> None:
         if field.name == "variable":
             field.label = "Attributes"  # Sphinx calls them variables
     app.connect("source-read", rewrite_links)
+    app.connect("source-read", add_badges)
     GoogleDocstring._consume_inline_attribute = whole_docstring

@@ -184,10 +184,10 @@ def figure(rows: list[dict[str, Any]]) -> Figure:
     for schedule, style in zip(SCHEDULES, STYLES):
         chosen = [row for row in rows if row["schedule"] == schedule.name]
         excess = [row["excess_loss"] for row in chosen]
-        axes[0].plot([row["examples"] for row in chosen], excess, label=schedule.name, **style)
-        axes[1].plot([row["updates"] for row in chosen], excess, **style)
-    axes[0].set(yscale="log", xlabel="examples", ylabel="excess loss")
-    axes[1].set(yscale="log", xlabel="updates")
+        axes[0].plot([row["examples"] / 1000 for row in chosen], excess, label=schedule.name, **style)
+        axes[1].plot([row["updates"] / 1000 for row in chosen], excess, **style)
+    axes[0].set(yscale="log", xlabel="examples (thousands)", ylabel="excess loss")
+    axes[1].set(yscale="log", xlabel="updates (thousands)")
     for each in axes:
         plain_numbers(each)
     drawn.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
