@@ -1,6 +1,8 @@
 """Checkers for the exercises of notebook 04."""
 
 import tracemalloc
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -54,11 +56,11 @@ def accumulator(answer: Any) -> None:
 
     many = answer()
     tracemalloc.start()
-    for _ in range(20):
+    for _ in range(50):
         many.add(np.ones(10_000), 1)
     kept = tracemalloc.get_traced_memory()[0] / np.ones(10_000).nbytes
     tracemalloc.stop()
-    require(kept < 5, f"after 20 micro-batches the memory of {kept:.0f} gradients is in use: keep their sum only")
+    require(kept < 5, f"after 50 micro-batches the memory of {kept:.0f} gradients is in use: keep their sum only")
 
 
 @exercise
@@ -146,6 +148,146 @@ _PLANTED = (
     (lambda gradients, weights: _mean(gradients[:-1] or gradients, weights[:-1] or weights), "drops the tail"),
     (lambda gradients, weights: np.asarray(gradients[0], np.float64), "only looks at the first micro-batch"),
 )
+
+
+def curves(updates: int = 40) -> dict[str, list[float]]:
+    """The loss after each update of exercise 5's training, with a right loop and with the loop that has a bug.
+
+    Args:
+        updates: the number of updates.
+
+    Returns:
+        "right" and "with the bug": a list of updates + 1 losses, the first of them before the first update.
+    """
+    windows = _windows(seed=0, sizes=[[8, 8, 8, 8]] * updates, weights=2)
+    x, y = (np.concatenate(column) for column in zip(*(part for window in windows for part in window)))
+    found: dict[str, list[float]] = {}
+    for name, kept in (("right", ""), ("with the bug", "total")):
+        weights = [_train(np.zeros(2), windows[:done], 0.1, kept=kept) for done in range(updates + 1)]
+        found[name] = [float(np.mean((x @ w - y) ** 2)) for w in weights]
+    return found
+
+
+@exercise
+def repaired(answer: Any) -> None:
+    """A function: (w, windows of micro-batches, rate) -> the weights after an update from each window."""
+    for seed, sizes, rate in _CASES:
+        windows = _windows(seed, sizes, weights=1 + seed % 3)
+        start = np.ones(1 + seed % 3)
+        for calls in ("", " in a second call"):
+            w = start.copy()
+            value = answer(w, windows, rate)
+            if value is None or value is ...:
+                raise NotYet("the function returns nothing: it should return the weights after the last window")
+            number = "one window" if len(sizes) == 1 else f"{len(sizes)} windows"
+            wanted, hint = _large_batches(start, windows, rate), _hint(value, start, windows, rate)
+            require_close(value, wanted, f"after {number}{calls} w", hint, rtol=1e-8)
+            require(np.array_equal(w, start), "your loop changes the array w that it is given: write w = w - ...")
+
+    sizes = [[4, 4, 2], [4, 1], [3, 3, 3]]
+    windows = _windows(9, sizes, weights=2)
+    streamed = answer(np.ones(2), [_stream(window) for window in windows], 0.05)
+    hint = "as if the loop kept micro-batches: only one fits in memory"
+    wanted = _large_batches(np.ones(2), windows, 0.05)
+    require_close(streamed, wanted, "when each micro-batch overwrites the one before, w", hint, rtol=1e-8)
+
+
+# (seed, examples of each micro-batch of each window, rate)
+_CASES = (
+    (1, [[4, 4, 4]], 0.05),
+    (2, [[4, 4], [4, 4]], 0.05),
+    (3, [[4, 4]] * 6, 0.1),
+    (4, [[5, 3, 1], [2, 2], [1], [4, 4, 4]], 0.05),
+)
+
+
+def _windows(seed: int, sizes: list[list[int]], weights: int) -> list:
+    """Windows of micro-batches (x, y) of these sizes, of a linear problem with noise."""
+    rng = np.random.default_rng(seed)
+    right = rng.uniform(1, 3, weights)
+
+    def part(size):
+        x = rng.normal(size=[size, weights])
+        return x, x @ right + rng.normal(scale=0.3, size=size)
+
+    return [[part(size) for size in window] for window in sizes]
+
+
+def _large_batches(w: np.ndarray, windows: list, rate: float) -> np.ndarray:
+    """The weights after an update from each window as one batch: the reference, in which nothing accumulates."""
+    for window in windows:
+        x, y = (np.concatenate(column) for column in zip(*window))
+        w = w - rate * 2 / len(x) * x.T @ (x @ w - y)
+    return w
+
+
+def _stream(window: list) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The micro-batches one by one, in two buffers that the next one overwrites."""
+    most = max(len(x) for x, _ in window)
+    all_x, all_y = np.empty([most, window[0][0].shape[1]]), np.empty(most)
+    for x, y in window:
+        all_x[...], all_y[...] = np.nan, np.nan
+        all_x[: len(x)], all_y[: len(x)] = x, y
+        yield all_x[: len(x)], all_y[: len(x)]
+
+
+def _train(
+    w: np.ndarray,
+    windows: list,
+    rate: float,
+    *,
+    kept: str = "",
+    size: Callable = len,
+    divisor: Callable = lambda window, weight: weight,
+) -> np.ndarray:
+    """The loop of exercise 5, without its bug. With an option it has another one.
+
+    Args:
+        w, windows, rate: as in the exercise.
+        kept: what is not set to zero at the beginning of a window: "total", "weight" or both.
+        size: a function (inputs) -> the weight of a micro-batch.
+        divisor: a function (window, sum of the weights) -> what the sum is divided by.
+    """
+    total, weight = np.zeros_like(w), 0
+    for window in windows:
+        total = total if "total" in kept else np.zeros_like(w)
+        weight = weight if "weight" in kept else 0
+        for x, y in window:
+            total = total + size(x) * 2 / len(x) * x.T @ (x @ w - y)
+            weight = weight + size(x)
+        w = w - rate * total / divisor(window, weight)
+    return w
+
+
+# hint: the training that it is for
+_BUGS: dict[str, Callable] = {
+    "and after one window it is right. What does the second window begin with?": partial(_train, kept="total"),
+    "as if the weight of earlier windows were still there": partial(_train, kept="weight"),
+    "as if each window went on with the mean of those before": partial(_train, kept="total and weight"),
+    "as if all micro-batches counted the same: weight each one by its examples": partial(_train, size=lambda x: 1),
+    "as if mean gradients were added and not divided": partial(_train, size=lambda x: 1, divisor=lambda *window: 1),
+    "as if the sum over the examples were applied: divide it": partial(_train, divisor=lambda *window: 1),
+    "as if the sum were divided by the number of micro-batches": partial(_train, divisor=lambda parts, _: len(parts)),
+    "as if only the last micro-batch of a window counted: zero once for each window": (
+        lambda w, windows, rate: _train(w, [window[-1:] for window in windows], rate)
+    ),
+    "as if each micro-batch were a window: apply once, after the last one": (
+        lambda w, windows, rate: _train(w, [[part] for window in windows for part in window], rate)
+    ),
+    "as if there were one window only: is the return inside the loop?": (
+        lambda w, windows, rate: _train(w, windows[:1], rate)
+    ),
+}
+
+
+def _hint(value: Any, start: np.ndarray, windows: list, rate: float) -> str:
+    """What is wrong with the weights that a student's loop returned."""
+    for hint, train in _BUGS.items():
+        wrong = train(start, windows, rate)
+        if np.shape(value) == wrong.shape and np.allclose(np.asarray(value, np.float64), wrong, rtol=1e-8):
+            return hint
+    sizes = [[len(x) for x, _ in window] for window in windows]
+    return f"and should not be. The examples of the micro-batches of each window: {sizes}"
 
 
 def _is(value, number: float) -> bool:
