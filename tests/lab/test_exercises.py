@@ -35,7 +35,9 @@ WRONG = [
 
 
 def test_every_notebook_has_its_checkers():
-    assert len(MODULES) == 13 and len(CHECKERS) >= 40
+    checked = {checker.id.split(".")[0] for checker in CHECKERS}
+    assert set(MODULES) - checked == {"leaderboard"}  # the table of an exercise in batch_size
+    assert len(checked) == 13 and len(CHECKERS) >= 40
 
 
 @pytest.mark.parametrize("checker", CHECKERS)

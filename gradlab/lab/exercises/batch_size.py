@@ -3,8 +3,11 @@
 from typing import Any
 
 import numpy as np
+from IPython.display import display
 
-from gradlab.lab.exercises import NotYet, exercise, require, require_close
+from gradlab.lab.exercises import NotYet, exercise, leaderboard, require, require_close
+
+ENOUGH = 95  # percent of the test images that a row of the leaderboard must reach
 
 
 @exercise
@@ -54,23 +57,6 @@ def largest_batch(answer: Any) -> None:
 
 
 @exercise
-def schedule(answer: Any) -> None:
-    """A function: updates made -> micro-batches of the next window."""
-    right = {0: 1, 1: 1, 99: 1, 100: 4, 199: 4, 200: 16, 1000: 16}
-    got = {updates: answer(updates) for updates in right}
-    nothing = any(value is None or value is ... for value in got.values())
-    require(not nothing, "the function does not return a number for every update")
-    hint = "of the updates already made, 0 to 99 are the first 100: look at 99 and 100, 199 and 200"
-    near = all(got[updates] == right[updates] for updates in (0, 1, 1000))
-    require(not near or got == right, hint)
-    require(got[1000] <= 16, f"it is 16 from update 200 on, and schedule(1000) is {got[1000]}")
-    for updates, wanted in right.items():
-        require(got[updates] == wanted, f"schedule({updates}) is {got[updates]}, and should be {wanted}")
-    whole = all(isinstance(value, (int, np.integer)) for value in got.values())
-    require(whole, "the number of micro-batches must be an integer: Trainer refuses 4.0")
-
-
-@exercise
 def scaled_beta_2(answer: Any) -> None:
     """A function: (beta_2, batch, new_batch) -> the new beta_2."""
     got = answer(0.999, 400, 100)
@@ -88,19 +74,80 @@ _LIFE = "but beta_2 to the power of the half-life in updates must stay 1/2"
 
 
 @exercise
-def three_cases(answer: Any) -> None:
-    """A list of three words."""
-    if answer is ... or not isinstance(answer, (list, tuple)) or len(answer) != 3:
-        raise NotYet("answer with a list of three words")
-    for word in answer:
-        require(word in ("accumulate", "small_batch"), f"answer 'accumulate' or 'small_batch'. Received: {word!r}")
-    hints = (
-        "(a): with 16 of 20 examples, how much is left to gain, and what does it cost?",
-        "(b): what happens once a window, however many micro-batches it has?",
-        "(c): from which examples does batch normalization take its statistics when you accumulate?",
+def best_accumulation(answer: Any) -> None:
+    """A function: (noise_scale, b, devices, microbatch_seconds, update_seconds) -> the k that needs the least time."""
+    for case, said in _CASES:
+        got = answer(*case)
+        require(got is not None and got is not ..., "the function returns nothing yet")
+        whole = isinstance(got, (int, np.integer)) and not isinstance(got, bool)
+        require(whole, f"return a whole number. Received: {got!r}")
+        require(got >= 1, f"a window has at least one micro-batch. Received: {got!r}")
+        times = _training_times(*case)
+        best = int(times.argmin()) + 1
+        if got == best or (got <= len(times) and times[got - 1] <= times.min() * (1 + 1e-9)):
+            continue
+        noise_scale, b, devices, microbatch_seconds, update_seconds = case
+        hints = {
+            _best(noise_scale, b, 1, microbatch_seconds, update_seconds): "B is devices * k * b: count the devices",
+            _best(
+                noise_scale, 1, devices, microbatch_seconds, update_seconds
+            ): "B counts examples: each device contributes k * b",
+            max(
+                int(np.sqrt(_square(*case))), 1
+            ): "the best whole number is not always the root rounded down. Compare both neighbors",
+        }
+        hint = hints.get(int(got), "compute the time for several k and compare")
+        raise NotYet(f"{said}: k = {got} is not the fastest; {hint}")
+
+
+# (noise_scale, b, devices, microbatch_seconds, update_seconds), and the case in words.
+_CASES = (
+    ((20, 16, 1, 0.1, 0.001), "one GPU with b = 16 and a noise scale of 20"),
+    ((100_000, 8, 64, 0.1, 0.7), "64 GPUs with a slow all-reduce and a noise scale of 100,000"),
+    ((1000, 10, 1, 0.05, 0.05), "one GPU, 1,000 examples of noise scale, an update that costs one micro-batch"),
+    ((1000, 5, 4, 0.2, 0.15), "four GPUs, a noise scale of 1,000 and b = 5"),
+    ((5000, 4, 2, 0.01, 0.0), "two GPUs that exchange gradients in no time"),
+    ((680, 1, 3, 0.1, 0.5), "three GPUs with b = 1 and an update that costs five micro-batches"),
+)
+
+
+def _training_times(
+    noise_scale: float, b: int, devices: int, microbatch_seconds: float, update_seconds: float
+) -> np.ndarray:
+    """The time of a training with k = 1, 2, 3 and so on, up to a factor."""
+    k = np.arange(1, 5001)
+    return (1 + noise_scale / (devices * k * b)) * (k * microbatch_seconds + update_seconds)
+
+
+def _square(noise_scale: float, b: int, devices: int, microbatch_seconds: float, update_seconds: float) -> float:
+    """The square of the best k, which need not be a whole number."""
+    return noise_scale * update_seconds / (devices * b * microbatch_seconds)
+
+
+def _best(*case: Any) -> int:
+    return int(_training_times(*case).argmin()) + 1
+
+
+@exercise
+def leaderboard_row(answer: Any) -> None:
+    """A dictionary of settings, which is trained for a few seconds; the result enters a table of the best ones."""
+    names = ", ".join(leaderboard.SETTINGS)
+    require(isinstance(answer, dict), f"give a dictionary with {names}")
+    missing = [name for name in leaderboard.SETTINGS if answer.get(name, ...) in (..., None)]
+    require(not missing, f"{', '.join(missing)} must have a value: put yours in place of the dots")
+    others = [name for name in answer if name not in leaderboard.SETTINGS]
+    require(not others, f"only {names} can be chosen here. Received: {', '.join(map(repr, others))}")
+    try:
+        table = leaderboard.Table()
+        table.rows()  # a table that cannot be read is reported before the training
+        row = leaderboard.train(answer)
+        display(table.add(row))
+    except ValueError as error:
+        raise NotYet(str(error)) from None
+    reached = f"{row.accuracy_percent:.1f} % after {row.updates} updates"
+    require(
+        row.accuracy_percent >= ENOUGH, f"{reached}, and {ENOUGH} % can be reached in {leaderboard.SECONDS:g} seconds"
     )
-    for word, right, hint in zip(answer, ("small_batch", "accumulate", "small_batch"), hints):
-        require(word == right, hint)
 
 
 def _hint(value, hints: dict[float, str]) -> None:

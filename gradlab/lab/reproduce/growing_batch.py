@@ -41,7 +41,7 @@ APART = 0.25  # how far the control must be apart at least, at the end of the la
 SEEDS, MICROBATCH = 20, 4  # of the training with gradlab
 
 
-class Schedule(NamedTuple):
+class PhaseSchedule(NamedTuple):
     """A learning rate that is divided, and a batch that is multiplied, at the end of each phase but the last."""
 
     name: str
@@ -59,12 +59,12 @@ class Schedule(NamedTuple):
 SGD = (0.1, 4)  # the first learning rate and batch
 NORMALIZED = (0.05, 4)
 SCHEDULES = (
-    Schedule("SGD, rate / 2", False, *SGD, 2, 1),
-    Schedule("SGD, batch x 2", False, *SGD, 1, 2),
-    Schedule("SGD, batch x 4 (control)", False, *SGD, 1, 4),
-    Schedule("normalized, rate / 2", True, *NORMALIZED, 2, 1),
-    Schedule("normalized, rate / 1.41, batch x 2", True, *NORMALIZED, math.sqrt(2), 2),
-    Schedule("normalized, batch x 2 (control)", True, *NORMALIZED, 1, 2),
+    PhaseSchedule("SGD, rate / 2", False, *SGD, 2, 1),
+    PhaseSchedule("SGD, batch x 2", False, *SGD, 1, 2),
+    PhaseSchedule("SGD, batch x 4 (control)", False, *SGD, 1, 4),
+    PhaseSchedule("normalized, rate / 2", True, *NORMALIZED, 2, 1),
+    PhaseSchedule("normalized, rate / 1.41, batch x 2", True, *NORMALIZED, math.sqrt(2), 2),
+    PhaseSchedule("normalized, batch x 2 (control)", True, *NORMALIZED, 1, 2),
 )
 
 
@@ -81,7 +81,7 @@ def study(quick: bool = False) -> Study:
     return Study("growing-batch", PAPER, judge(rows, trained), rows, figure(rows), quick, time.monotonic() - began)
 
 
-def expected_losses(schedule: Schedule, examples: int) -> list[dict[str, Any]]:
+def expected_losses(schedule: PhaseSchedule, examples: int) -> list[dict[str, Any]]:
     """The exact expected excess loss at the end of each phase.
 
     With the squared errors m of the weights, one example's gradient has the mean square 2 h**2 m + h (h m) + h in each
@@ -114,7 +114,7 @@ def curvatures() -> np.ndarray:
     return 1 / np.arange(1, WEIGHTS + 1)
 
 
-def train(schedule: Schedule, examples: int, seed: int) -> list[float]:
+def train(schedule: PhaseSchedule, examples: int, seed: int) -> list[float]:
     """Train with gradlab, where the batch grows in micro-batches: the excess loss at the end of each phase."""
     h = curvatures()
     random = np.random.default_rng(seed)

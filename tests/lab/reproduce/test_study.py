@@ -123,7 +123,7 @@ def test_training_with_gradlab_has_the_expected_loss():
 
 def test_the_excess_loss_is_that_of_many_trainings():
     """3,000 trainings in NumPy, without the moments that the formula uses."""
-    schedule = growing_batch.Schedule("test", False, 0.2, 4, math.sqrt(2), 2)
+    schedule = growing_batch.PhaseSchedule("test", False, 0.2, 4, math.sqrt(2), 2)
     rows = growing_batch.expected_losses(schedule, examples=64)
     random, h = np.random.default_rng(0), growing_batch.curvatures()
     errors = random.standard_normal([3000, len(h)])
