@@ -1,10 +1,23 @@
-"""Checkers for the exercises of notebook 05."""
+"""Checkers for the exercises of notebook 05, and the small trainings that its last exercise measures."""
 
+import functools
 from typing import Any
 
 import numpy as np
 
-from gradlab.lab.exercises import exercise, require, require_choice, require_close
+from gradlab import _checks
+from gradlab.lab.exercises import NotYet, exercise, require, require_close
+
+WORDS = ("equal", "on average", "not equal")
+_RIGHT = {
+    "ragged tail": "equal",
+    "example weights": "equal",
+    "dropout": "on average",
+    "batch normalization": "not equal",
+    "group normalization": "equal",
+}
+CASES = tuple(_RIGHT)
+EXAMPLES, MICROBATCH_SIZE, SEEDS = 20, 3, 400
 
 
 @exercise
@@ -14,42 +27,7 @@ def equal(answer: Any) -> None:
     first = answer(ones, ones)
     require(first is not None, "the function returns nothing yet")
     require(np.shape(first) == (), "return one True or False, not one for each number")
-    cases = [
-        (ones, ones, True, "an array equals itself"),
-        (2 * ones, ones, False, "twice the gradient is not the gradient"),
-        (-ones, ones, False, "a gradient with the opposite sign is not equal"),
-        (1e-9 * 2 * ones, 1e-9 * ones, False, "2e-9 is not 1e-9: nothing may be added to the tolerance"),
-        (1e-9 * (1 + 1e-7) * ones, 1e-9 * ones, True, "tiny numbers that agree in seven digits are equal"),
-        (1e9 * (1 + 1e-7) * ones, 1e9 * ones, True, "huge numbers that agree in seven digits are equal"),
-        (1e9 * (1 + 1e-3) * ones, 1e9 * ones, False, "huge numbers that differ by a thousandth are not equal"),
-        (ones + [1e-7, 0, 0], ones, True, "a difference of 1e-7 beside a largest number of 4 is rounding error"),
-        (
-            ones - [0, 0, 1e-3],
-            ones,
-            False,
-            "a difference of 1e-3 beside a largest number of 4 is more than rounding error",
-        ),
-        (
-            np.array([1e-8, 4.0]),
-            np.array([0.0, 4.0]),
-            True,
-            "divide by the largest number, not each difference by its own number",
-        ),
-        (
-            np.array([-0.5, 0.5, -4.0]),
-            np.array([0.5, -0.5, -4.0]),
-            False,
-            "one number's error must not cancel another's",
-        ),
-        (
-            -np.array([4.0, 2.0]) * (1 + 1e-7),
-            -np.array([4.0, 2.0]),
-            True,
-            "the largest number is the one with the largest absolute value",
-        ),
-        (np.array([np.nan, 4.0]), np.array([1.0, 4.0]), False, "NaN does not equal anything"),
-    ]
-    for ours, theirs, wanted, hint in cases:
+    for ours, theirs, wanted, hint in _pairs(ones):
         with np.errstate(all="ignore"):
             require(bool(answer(ours, theirs)) == wanted, hint)
     many, off = np.ones([1000, 1000]), np.ones([1000, 1000])
@@ -57,22 +35,101 @@ def equal(answer: Any) -> None:
     require(not answer(off, many), "one number in a million is off by a thousandth: a mean or a norm does not notice")
 
 
+def _pairs(ones: np.ndarray) -> list[tuple]:
+    """Pairs of arrays, whether they are equal, and a hint."""
+    signs, large = np.array([-0.5, 0.5, -4.0]), -np.array([4.0, 2.0])
+    return [
+        (ones, ones, True, "an array equals itself"),
+        (2 * ones, ones, False, "twice the gradient is not the gradient"),
+        (-ones, ones, False, "a gradient with the opposite sign is not equal"),
+        (1e-9 * 2 * ones, 1e-9 * ones, False, "2e-9 is not 1e-9: nothing may be added to the tolerance"),
+        (1e-9 * (1 + 1e-7) * ones, 1e-9 * ones, True, "tiny numbers that agree in seven digits are equal"),
+        (1e9 * (1 + 1e-7) * ones, 1e9 * ones, True, "huge numbers that agree in seven digits are equal"),
+        (1e9 * (1 + 1e-3) * ones, 1e9 * ones, False, "huge numbers that differ by a thousandth are not equal"),
+        (ones + [1e-7, 0, 0], ones, True, "where the largest number is 4, a difference of 1e-7 is rounding error"),
+        (ones - [0, 0, 1e-3], ones, False, "where the largest number is 4, a difference of 1e-3 is no rounding error"),
+        (
+            np.array([1e-8, 4.0]),
+            np.array([0.0, 4.0]),
+            True,
+            "divide by the largest number, not each difference by its own number",
+        ),
+        (np.array([0.5, -0.5, -4.0]), signs, False, "one number's error must not cancel another's"),
+        (large * (1 + 1e-7), large, True, "the largest number is the one with the largest absolute value"),
+        (np.array([np.nan, 4.0]), np.array([1.0, 4.0]), False, "NaN does not equal anything"),
+    ]
+
+
 @exercise
-def window_gradient(answer: Any) -> None:
-    """A function: (gradients of micro-batches, weights of their examples) -> the gradient of the window."""
-    gradients, weights = [np.array([2.0]), np.array([8.0])], [np.array([1.0, 1.0]), np.array([4.0])]
-    got = answer(gradients, weights)
-    require(got is not None, "the function returns nothing yet")
-    value = float(np.ravel(got)[0])
-    require(abs(value - 5) > 1e-9, "5 is the unweighted mean, but the micro-batches have different weights")
-    require(abs(value - 4) > 1e-9, "4 weights by the number of examples, but each example has its own weight")
-    require(abs(value - 36) > 1e-9, "36 is a sum: divide by the sum of all weights")
-    require(abs(value - 18) > 1e-9, "18 was divided by the number of micro-batches: divide by the sum of all weights")
-    require_close(got, [6.0], "the gradient in the example", "and should be the weighted mean over the three examples")
-    three = [np.array([[1.0, 2.0]]), np.array([[3.0, 6.0]]), np.array([[-1.0, 0.0]])]
-    unequal = [np.array([0.5]), np.array([1.0, 0.5, 1.5]), np.array([0.25, 0.25])]
-    require_close(answer(three, unequal), [[2.25, 4.75]], "the gradient of three micro-batches of 1, 3 and 2 examples")
-    require_close(answer([np.array([7.0])], [np.array([3.0])]), [7.0], "the gradient of a single micro-batch")
+def differing(answer: Any) -> None:
+    """A function of two dictionaries of arrays -> the names of the variables that differ by more than rounding."""
+    for ours, others, wanted, hint in _dictionaries():
+        with np.errstate(all="ignore"):
+            got = answer(ours, others)
+        require(got is not None and got is not ..., "the function returns nothing yet")
+        named = isinstance(got, (list, tuple, set)) and all(isinstance(name, str) for name in got)
+        require(named, 'return a list of names, such as ["norm/scale"]')
+        require(sorted(got) == wanted, f"{hint}. The answer was {sorted(got)}")
+
+
+def _dictionaries() -> list[tuple]:
+    """Pairs of dictionaries, the names of the variables that differ, and a hint."""
+    generator = np.random.default_rng(0)
+    sizes = {"conv/kernel": (60, 1.0), "conv/bias": (6, 1e-3), "norm/scale": (6, 1e-9), "dense/kernel": (10**6, 0.1)}
+    theirs = {name: size * generator.normal(size=count) for name, (count, size) in sizes.items()}
+    rounded = {name: value * (1 + 1e-7 * generator.normal(size=value.shape)) for name, value in theirs.items()}
+    zero = {"frozen/bias": np.zeros(3)}
+    half = {name: 0.5 * value for name, value in theirs.items()}
+    off, swapped = rounded["dense/kernel"].copy(), rounded["conv/kernel"].copy()
+    off[17] += 2e-4
+    swapped[:2] += [0.1, -0.1]
+    hidden = rounded | {"norm/scale": half["norm/scale"]}
+    two = hidden | {"conv/kernel": half["conv/kernel"]}
+    other_order = {name: hidden[name] for name in ("conv/kernel", "norm/scale", "conv/bias", "dense/kernel")}
+    return [
+        (theirs, theirs, [], "for two equal dictionaries, the list is empty"),
+        (rounded, theirs, [], "a difference of 1e-7 of a variable's largest number is rounding error"),
+        (
+            rounded | {"conv/kernel": half["conv/kernel"]},
+            theirs,
+            ["conv/kernel"],
+            "half of the gradient of conv/kernel is missing",
+        ),
+        (
+            hidden,
+            theirs,
+            ["norm/scale"],
+            "half of the gradient of norm/scale is missing. Its numbers are a billionth of those of conv/kernel: "
+            "compare each variable with its own largest number, and add nothing to the tolerance",
+        ),
+        (
+            rounded | {"dense/kernel": off},
+            theirs,
+            ["dense/kernel"],
+            "one of a million numbers of dense/kernel is off by 2e-4: a mean or a norm does not notice",
+        ),
+        (
+            rounded | {"conv/kernel": swapped},
+            theirs,
+            ["conv/kernel"],
+            "two numbers of conv/kernel are off by 0.1 and -0.1: one number's error must not cancel another's",
+        ),
+        (two, theirs, ["conv/kernel", "norm/scale"], "two variables differ: both names are expected"),
+        (
+            other_order,
+            theirs,
+            ["norm/scale"],
+            "the two dictionaries may list the variables in different orders: take the arrays by name",
+        ),
+        (rounded | zero, theirs | zero, [], "where both gradients are 0, nothing differs: 0 / 0 is NaN"),
+        (
+            rounded | {"frozen/bias": np.full(3, 1e-9)},
+            theirs | zero,
+            ["frozen/bias"],
+            "the gradient of frozen/bias should be 0 and is 1e-9: every number is more than 1e-5 of 0",
+        ),
+        (rounded | {"conv/bias": np.full(6, np.nan)}, theirs, ["conv/bias"], "the gradient of conv/bias is NaN"),
+    ]
 
 
 @exercise
@@ -93,40 +150,113 @@ def order_matters(answer: Any) -> None:
 
 @exercise
 def equal_or_not(answer: Any) -> None:
-    """A dictionary of words."""
-    wanted = {
-        "ragged tail": ("equal", "ragged tail: each micro-batch is weighted by its number of examples"),
-        "dropout": ("on average", "dropout: what did its line do when more seeds were averaged?"),
-        "batch normalisation": (
-            "not equal",
-            "batch normalisation: what did its line do when more seeds were averaged?",
-        ),
-        "group normalisation": ("equal", "group normalisation: does it look at other examples?"),
-        "example weights": ("equal", "example weights: all five methods passed the test with seventeen weights"),
-    }
-    require(isinstance(answer, dict) and set(answer) == set(wanted), f"the keys should be {', '.join(wanted)}")
-    for name, (word, hint) in wanted.items():
-        value = answer[name]
-        spelled = value.strip().lower().replace(" ", "_") if isinstance(value, str) else value
-        choices = "equal on_average not_equal"
-        if spelled is ... or spelled not in choices.split():
-            require(False, f'{name}: answer one of "equal", "on average", "not equal"')
-        require_choice(spelled, word.replace(" ", "_"), choices, hint)
+    """A dictionary: for each case two measured differences, and a word."""
+    require(isinstance(answer, dict) and set(answer) == set(CASES), f"the keys should be {', '.join(CASES)}")
+    for case in CASES:
+        require(answer[case] is not ..., f"{case}: the answer is still missing")
+        complete = isinstance(answer[case], (tuple, list)) and len(answer[case]) == 3
+        require(complete, f"{case}: give two numbers and a word, as in (0.5, 0.01, {WORDS[0]!r})")
+        one, many, word = answer[case]
+        _check_difference(case, 1, float(one))
+        _check_difference(case, SEEDS, float(many))
+        require(word in WORDS, f"{case}: the word should be one of {', '.join(map(repr, WORDS))}")
+    right = sum(answer[case][2] == _RIGHT[case] for case in CASES)
+    require(right == len(CASES), f"all numbers are right, and {right} of the {len(CASES)} words: look at both numbers")
 
 
-@exercise
-def bytes_over_the_border(answer: Any) -> None:
-    """A function: accumulation_steps and parameters -> bytes."""
-    got = answer(5, 101_770)
-    require(got is not None, "the function returns nothing yet")
-    hints = {
-        5 * 101_770 * 4: "what comes back? The mean must be fed to the graph again",
-        101_770 * 4 * 2: "the gradient of every micro-batch goes out, not their mean",
-        2 * 5 * 101_770 * 4: "k gradients go out, but how many come back?",
-        6 * 101_770: "a float32 has more than one byte",
-        6 * 101_770 * 8: "that would be float64",
-    }
-    require(got not in hints, hints.get(got, ""))
-    require_close(got, 2_442_480, "the number of bytes for k = 5", "and should be 2442480")
-    require_close(answer(64, 10**9), 65 * 4 * 10**9, "the number for a billion parameters and k = 64")
-    require_close(answer(1, 10), 80, "the number for k = 1 and 10 parameters", "but one gradient out, one mean in")
+def gradient(case: str, microbatch_size: int, seed: int) -> np.ndarray:
+    """The gradient of a window of 20 examples, in float64: the weighted mean over its micro-batches.
+
+    The network has 4 hidden units and tanh. In the case "dropout" each unit is dropped with probability 0.5. In the
+    cases "batch normalization" and "group normalization" (2 groups of 2 units) the hidden units are normalized before
+    tanh. In the case "example weights" no two examples have the same weight. In all cases, micro-batches of 3 leave a
+    ragged tail of 2.
+
+    Args:
+        case: one of `CASES`.
+        microbatch_size: the examples of a micro-batch; 20 is the large batch.
+        seed: determines the examples, and the dropout masks of each micro-batch.
+
+    Returns:
+        The gradient with respect to the 12 weights of the hidden layer.
+
+    Raises:
+        ValueError: there is no such case, or microbatch_size is not a positive integer.
+
+    Example:
+        >>> gradient("dropout", microbatch_size=20, seed=0).shape
+        (12,)
+    """
+    _checks.one_of("case", case, CASES)
+    _checks.positive_integer("microbatch_size", microbatch_size)
+    generator = np.random.default_rng(seed)
+    x = generator.normal(size=[EXAMPLES, 3])
+    y = np.tanh(2 * x[:, 0] - x[:, 1]) + 0.5
+    weights = generator.uniform(0.2, 3, EXAMPLES) if case == "example weights" else np.ones(EXAMPLES)
+    total = np.zeros(12)
+    for number, start in enumerate(range(0, EXAMPLES, microbatch_size)):
+        rows = slice(start, start + microbatch_size)
+        masks = 2.0 * (np.random.default_rng([seed, number]).random([len(x[rows]), 4]) < 0.5)
+        total += _sum_of_gradients(case, x[rows], y[rows], weights[rows], masks)
+    return total / weights.sum()
+
+
+def _sum_of_gradients(case: str, x: np.ndarray, y: np.ndarray, weights: np.ndarray, masks: np.ndarray) -> np.ndarray:
+    """The gradient of the weighted sum of the losses of a micro-batch, exact up to rounding.
+
+    Each derivative is the imaginary part of the loss at a weight with an imaginary step (Squire and Trapp 1998).
+    """
+    step = 1e-30
+    start = np.random.default_rng(1).normal(size=[3, 4])
+    hidden = x @ (start + 1j * step * np.eye(12).reshape(12, 3, 4))
+    if case == "batch normalization":
+        hidden = _normalized(hidden, axis=1)
+    if case == "group normalization":
+        hidden = _normalized(hidden.reshape(12, len(x), 2, 2), axis=3).reshape(hidden.shape)
+    if case == "dropout":
+        hidden = hidden * masks
+    losses = (np.tanh(hidden) @ [1.0, -0.5, 0.8, 0.3] - y) ** 2
+    return (losses @ weights).imag / step
+
+
+def _normalized(hidden: np.ndarray, axis: int) -> np.ndarray:
+    mean = hidden.mean(axis=axis, keepdims=True)
+    variance = ((hidden - mean) ** 2).mean(axis=axis, keepdims=True)
+    return (hidden - mean) / np.sqrt(variance + 0.1)
+
+
+@functools.cache
+def _gradients(case: str, microbatch_size: int) -> np.ndarray:
+    """The gradients of all seeds, shape (seeds, weights)."""
+    return np.array([gradient(case, microbatch_size, seed) for seed in range(SEEDS)])
+
+
+def _difference(case: str, seeds: int) -> float:
+    """The norm of the difference of the mean gradients, relative to the large batch's."""
+    large, small = (_gradients(case, size)[:seeds].mean(axis=0) for size in (EXAMPLES, MICROBATCH_SIZE))
+    return float(np.linalg.norm(small - large) / np.linalg.norm(large))
+
+
+def _check_difference(case: str, seeds: int, value: float) -> None:
+    """Raise `NotYet` unless the value is the difference after averaging over this many seeds."""
+    what = f"{case}: the difference for seed 0" if seeds == 1 else f"{case}: the difference for {seeds} seeds"
+    wanted = _difference(case, seeds)
+    if wanted < 1e-9:
+        require(abs(value) < 1e-9, f"{what} is {value:.3g}, and should be rounding error")
+        return
+    large, small = _gradients(case, EXAMPLES)[:seeds], _gradients(case, MICROBATCH_SIZE)[:seeds]
+    apart = np.linalg.norm(small - large, axis=1)
+    likely = [
+        ((apart / np.linalg.norm(large, axis=1)).mean(), "average the gradients first, and then take the norm"),
+        (apart.mean() / np.linalg.norm(large.mean(axis=0)), "average the gradients first, and then take the norm"),
+        (wanted * np.linalg.norm(large.mean(axis=0)), "divide by the norm of the large batch's gradient"),
+        (wanted**2, "it is the square: take the square root"),
+        (_difference(case, 1), "it is the difference for seed 0 alone"),
+    ]
+    if not np.isclose(value, wanted, rtol=1e-3):
+        for wrong, hint in likely:
+            if np.isclose(value, wrong, rtol=1e-3):
+                raise NotYet(f"{what} is {value:.3g}: {hint}")
+    formula = "‖small − large‖ / ‖large‖"
+    hint = f"and should not be: is it {formula}, with micro-batches of {MICROBATCH_SIZE} and of {EXAMPLES}?"
+    require_close(value, wanted, what, hint, 1e-3)
