@@ -195,3 +195,66 @@ def _check_devices(answer: Callable, case: tuple, wanted: int) -> None:
 def _number(value) -> float:
     require(value is not None and value is not ..., "the function returns nothing yet")
     return float(value)
+
+
+@exercise
+def ported_loop(answer: Any) -> None:
+    """A function: (model, optimizer, x, y, batch_size, epochs, most) trains the model with at most `most` examples."""
+    _check_ported(answer, "with SGD", batch_size=8, most=4)
+    _check_ported(answer, "with a batch that is not a multiple of `most`", batch_size=8, most=3)
+    _check_ported(answer, "with Adam, clipping and a schedule", batch_size=10, most=4, adam=True)
+    _check_ported(answer, "with one example at a time", batch_size=22, most=1)
+
+
+def _check_ported(answer: Callable, case: str, batch_size: int, most: int, adam: bool = False) -> None:
+    import keras
+    import tensorflow as tf
+
+    x = np.random.default_rng(0).normal(size=[22, 3]).astype("float32")
+    y = np.sin(3 * x[:, :1])
+    schedule = keras.optimizers.schedules.PolynomialDecay(0.1, decay_steps=8, end_learning_rate=0.01)
+
+    def made(limit: float):
+        """A model, its optimizer, and the most examples in a call."""
+        largest = tf.Variable(0, trainable=False)
+
+        class Counted(keras.layers.Layer):
+            def call(self, inputs):
+                largest.assign(tf.maximum(largest, tf.shape(inputs)[0]))
+                return inputs
+
+        keras.utils.set_random_seed(0)
+        hidden = keras.layers.Dense(4, "tanh")
+        model = keras.Sequential([keras.Input([3]), Counted(), hidden, keras.layers.Dense(1)])
+        largest.assign(0)
+        clipped = keras.optimizers.Adam(schedule, global_clipnorm=limit)
+        return model, clipped if adam else keras.optimizers.SGD(0.2), largest
+
+    def large(weighted: bool = True) -> list[np.ndarray]:
+        """The weights of the large batch, or of a plain mean over micro-batches."""
+        model, optimizer, _ = made(0.5)
+        for start in [*range(0, 22, batch_size)] * 2:
+            end = min(start + batch_size, 22)
+            sizes = [end - start] if weighted else [min(most, end - i) for i in range(start, end, most)]
+            ends = start + np.cumsum(sizes)
+            with tf.GradientTape() as tape:
+                losses = [tf.reduce_mean((model(x[e - n : e]) - y[e - n : e]) ** 2) for e, n in zip(ends, sizes)]
+                loss = tf.add_n(losses) / len(losses)
+            optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return [variable.numpy() for variable in model.trainable_variables]
+
+    def close(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
+        return all(np.allclose(a, b, rtol=0, atol=1e-5) for a, b in zip(one, other))
+
+    model, optimizer, largest = made(0.5)
+    answer(model, optimizer, x, y, batch_size, 2, most)
+    seen, updates, wanted = int(largest.numpy()), int(optimizer.iterations.numpy()), 2 * -(-22 // batch_size)
+    require(seen > 0, "the model was never called")
+    require(seen <= most, f"the model was called with {seen} examples at once, and only {most} fit")
+    hint = "apply once for each batch, also for the shorter one at the end of an epoch"
+    require(updates == wanted, f"{case}, the optimizer made {updates} updates in place of {wanted}: {hint}")
+    ours = [variable.numpy() for variable in model.trainable_variables]
+    if not close(ours, right := large()):
+        require(not close(ours, large(weighted=False)), f"{case}: weight each micro-batch by its number of examples")
+        apart = max(np.abs(a - b).max() for a, b in zip(ours, right))
+        require(False, f"{case}, a weight differs from the large batch's by {apart:.2g}")
