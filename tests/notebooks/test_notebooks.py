@@ -1,6 +1,7 @@
 """The committed notebooks: their form, their prose and their exercises. nbval runs them (make test)."""
 
 import importlib
+import importlib.util
 import inspect
 import itertools
 import json
@@ -8,9 +9,11 @@ import re
 import subprocess
 import sys
 import tomllib
+import types
 from collections import Counter
 
 import pytest
+from IPython.core.inputtransformer2 import TransformerManager
 from paths import ROOT
 
 import gradlab
@@ -25,6 +28,13 @@ ONLY_COURSE = pytest.mark.parametrize("path", COURSE, ids=lambda path: path.stem
 @pytest.fixture
 def cells(path):
     return json.loads(path.read_text())["cells"]
+
+
+INSTALL = """# Installs gradlab where it is missing, as on hosted services.
+import importlib.util
+
+if importlib.util.find_spec("gradlab") is None:
+    %pip install --quiet "gradlab[lab]\""""
 
 
 def source(cell) -> str:
@@ -83,15 +93,33 @@ def test_headings_begin_with_one_title_and_skip_no_level(cells):
 @ONLY_COURSE
 def test_the_beginning_promises_and_says_how_long(cells):
     """The first text says it; in notebook 00 the second, because there the lab comes first."""
-    beginning = prose(cells[:3])
+    beginning = prose(cells[:4])
     assert "You will be able to" in beginning and re.search(r"\*\*Time\*\*: \d+ minutes", beginning)
+
+
+@BOTH
+def test_the_first_cell_installs_gradlab_where_it_is_missing(cells):
+    first = code(cells)[0]
+    assert source(first) == INSTALL and cells[1] is first
+    assert first["metadata"] == {"jupyter": {"source_hidden": True}, "tags": ["hide-input", "remove-cell"]}
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_the_first_cell_installs_nothing_where_gradlab_is_there(missing, monkeypatch):
+    asked = []
+    shell = types.SimpleNamespace(run_line_magic=lambda *words: asked.append(words))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if missing else object())
+    exec(TransformerManager().transform_cell(INSTALL), {"get_ipython": lambda: shell})
+    assert asked == [("pip", 'install --quiet "gradlab[lab]"')] * missing
 
 
 @ONLY_COURSE
 def test_cells_are_short(cells):
+    assert len(cells) <= 46  # 45, and the one that installs
+
     shown = [cell for cell in code(cells) if "hide-input" not in cell["metadata"].get("tags", [])]
     lengths = sorted(len(source(cell).splitlines()) for cell in shown)
-    assert lengths[len(lengths) // 2] <= 6
+    assert lengths[len(lengths) // 2] <= 6, lengths
     assert max(len(source(cell).splitlines()) for cell in code(cells)) <= 25
     assert max(len(line) for cell in code(cells) for line in source(cell).splitlines()) <= 95
 
