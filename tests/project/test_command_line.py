@@ -236,6 +236,13 @@ def test_reproduce_quick(python, call, tmp_path):
 
 
 @pytest.mark.slow
+def test_reproduce_another_paper(call, tmp_path):
+    claims = json.loads(call("reproduce", "noisy-quadratic", "--quick", "--json", "--out", "here").out)
+    assert len(claims) == 6 and all(claim["holds"] is None and claim["found"] for claim in claims)
+    assert sorted(path.suffix for path in (tmp_path / "here").iterdir()) == [".csv", ".json", ".png"]
+
+
+@pytest.mark.slow
 def test_doctor(python, tmp_path):
     findings = json.loads(python("-m", "gradlab", "doctor", "--json").stdout)
     names = ["Python", "packages", "data", "devices", "training", "cache", "JupyterLab", "kernel", "widgets"]
@@ -308,6 +315,11 @@ NO_RESULT = "RESULT must be a file that run --out or sweep --out wrote. Received
         (["run", "--seeds", "0"], "seeds must be different integers of 0 or more, or a positive integer. Received: 0"),
         (["run", "--processes", "0"], "processes must be a positive integer. Received: 0"),
         (["run", "--processes", "2", "--dask", "tcp://x"], "give --processes or --dask. Received: both"),
+        (
+            ["reproduce", "noise-scale", "--processes", "2"],
+            "--processes, --dask and --cache are for averaging only. Received: NAME noise-scale",
+        ),
+        (["reproduce", "everything"], "argument NAME: invalid choice: 'everything'"),
         (["run", "--updates", "many"], "argument --updates: invalid int value: 'many'"),
         (["fly"], "invalid choice: 'fly'"),
         ([], "required: COMMAND"),

@@ -1,5 +1,6 @@
 """The site's sources, without building them: `make docs` builds the site, and fails on a warning."""
 
+import ast
 import csv
 import importlib
 import json
@@ -13,6 +14,7 @@ from markdown_pages import broken_links, headings, links, python_blocks
 from paths import ROOT
 
 import gradlab
+from gradlab._parser import STUDIES
 
 DOCS = ROOT / "docs"
 COPIED = ("_build", "course", "benchmarks")  # folders that the build writes
@@ -144,6 +146,27 @@ def test_the_published_table_is_the_committed_one():
         published = f"{first['published_mean']} ± {float(first['published_std']) + 1e-9:.2f}"
         cells = [published, *cells[:2], first["looks"], *cells[2:]]
         assert [cell.strip() for cell in line.split("|")[2:-1]] == cells
+
+
+@pytest.mark.parametrize("name", [name for name in STUDIES if name != "averaging"])
+def test_the_page_of_evidence_counts_the_claims_that_agree(name):
+    text = (DOCS / "evidence.md").read_text()
+    holds = [claim["holds"] for claim in json.loads((ROOT / "data/results" / f"{name}.json").read_text())["claims"]]
+    agree = "agrees" if sum(holds) == 1 else "agree"
+    [line] = [line for line in text.splitlines() if f"| `gradlab reproduce {name}` |" in line]
+    counted = re.sub(r" claims", "", line.split("|")[4].strip())
+    assert counted == f"{sum(holds)} of {len(holds)} {agree}"
+    assert f"../data/results/{name}.png" in text
+
+
+@pytest.mark.parametrize(("repository", "found"), [("", ""), ("owner/name", "owner/name/blob/main/notebooks/x.ipynb")])
+def test_badges_need_an_address(repository, found):
+    source = (DOCS / "conf.py").read_text()
+    functions = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
+    names: dict = {}
+    exec(ast.unparse(functions["badges"]), names)
+    made = names["badges"]("notebooks/x.ipynb", repository)
+    assert bool(made) == bool(repository) and found in made and made.count("](https://") == 4 * bool(repository)
 
 
 def test_the_comparison_links_every_row_to_a_test_of_gradlab():
