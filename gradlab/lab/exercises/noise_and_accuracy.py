@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from gradlab.lab.exercises import exercise, require, require_choice, require_close
+from gradlab.lab.exercises import exercise, require, require_close
 
 ROW_1, ROW_2 = (95.0, 0.172, 10), (95.2, 0.303, 10)
 
@@ -77,23 +77,23 @@ def best_of_equal_looks(answer: Any) -> None:
 
 
 @exercise
-def how_long_a_window(answer: Any) -> None:
-    """A number of micro-batches."""
-    require(answer != 6, "6 times less noise needs more than 6 times the micro-batches: the law has a square root")
-    require(answer != 3, "3 micro-batches reduce 0.30 to about 0.17: does less noise need a shorter window?")
-    require_close(answer, 36, "the window", "but 0.30 / √k should be 0.05")
-
-
-@exercise
-def which_comparison(answer: Any) -> None:
-    """A dictionary of words."""
-    wanted = {
-        "rented machine": ("time", "rented machine: what does an hour cost, and what an update?"),
-        "X-ray images": ("examples", "X-ray images: the number of images is what is limited"),
-        "new way": ("updates", "new way: if both make the same update, after what must their results be equal?"),
-    }
-    require(isinstance(answer, dict) and set(answer) == set(wanted), f"the keys should be {', '.join(wanted)}")
-    for name, (word, hint) in wanted.items():
-        if str(answer[name]) not in ("updates", "examples", "time"):
-            require(False, f'{name}: answer one of "updates", "examples", "time"')
-        require_choice(answer[name], word, "updates examples time", hint)
+def rows_of_window(answer: Any) -> None:
+    """A function: (order of all examples, number of the update, k, b) -> the rows of a window, shape (k, b)."""
+    order = np.random.default_rng(0).permutation(26)
+    got = answer(order.copy(), 0, 3, 4)
+    require(got is not None, "the function returns nothing yet")
+    got = np.asarray(got)
+    require(got.shape == (3, 4), f"the rows of 3 micro-batches of 4 should have the shape (3, 4), not {got.shape}")
+    same = (got[0] == got[1]).all()
+    require(not same, "the micro-batches of a window are all the same: which of its terms depends on the micro-batch?")
+    require(len(np.unique(got)) == 12, "the micro-batches of the first window overlap: each one begins b rows later")
+    second = np.asarray(answer(order.copy(), 1, 3, 4))
+    require(not np.isin(second, got).any(), "the second window repeats examples of the first one")
+    require(np.isin(got, order[:24]).all(), "an epoch has 2 windows of 12 here: examples 24 and 25 are left out")
+    third = np.asarray(answer(order.copy(), 2, 3, 4))
+    require(third.shape == (3, 4) and set(third.flat) == set(got.flat), "the third window begins the epoch again")
+    wanted = order[:24].reshape(2, 3, 4)
+    require((got == wanted[0]).all() and (second == wanted[1]).all(), "take the rows in the order that is given")
+    large = np.arange(600)
+    got = np.asarray(answer(large, 7, 5, 20))
+    require((got == large[100:200].reshape(5, 20)).all(), "with 5 micro-batches of 20, update 7 takes rows 100 to 199")

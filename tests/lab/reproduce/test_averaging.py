@@ -107,7 +107,7 @@ def test_what_is_written_can_be_read(tmp_path):
 
 
 def test_the_committed_results_are_whole():
-    about, rows = check(COMMITTED, runs=80)
+    about, rows = check(COMMITTED, runs=240)
     assert all(row["updates"] == 1000 for row in about["table"])
     assert about["environments"][0]["tensorflow"] and "+" not in about["environments"][0]["commit"]
     assert all(row["ending"] == "finished" for row in rows)
