@@ -155,7 +155,7 @@ def equal_or_not(answer: Any) -> None:
     for case in CASES:
         require(answer[case] is not ..., f"{case}: the answer is still missing")
         complete = isinstance(answer[case], (tuple, list)) and len(answer[case]) == 3
-        require(complete, f"{case}: give two numbers and a word, as in (0.5, 0.01, {WORDS[0]!r})")
+        require(complete, f"{case}: give a tuple of two numbers and a word, one of {', '.join(WORDS)}")
         one, many, word = answer[case]
         _check_difference(case, 1, float(one))
         _check_difference(case, SEEDS, float(many))

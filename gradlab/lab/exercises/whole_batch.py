@@ -14,18 +14,20 @@ def gradients_in_between(answer: Any) -> None:
     require(value is not None and value is not ..., "the function returns nothing yet")
     require(isinstance(value, tuple | list) and len(value) == 2, "return two arrays: the gradients by a and by b")
     by_a, by_b = (np.asarray(each, np.float64) for each in value)
-    require(not np.allclose(by_a, [0, 4]), "the gradient by a was not divided by n: the loss is a mean")
+    require(not np.allclose(by_a, [0, 4]), "the gradient with respect to a was not divided by n: the loss is a mean")
     require(not np.allclose(by_a, [0, 1]), "a factor of 2 is missing: the derivative of a square")
-    require_close(by_a, [0, 2], "the gradient by a of the example", "and should be [0, 2]")
-    require(not np.allclose(by_b, [1, 1]), "the sign of the gradient by b is wrong: b is subtracted")
+    require_close(by_a, [0, 2], "the gradient with respect to a of the example", "and should be [0, 2]")
+    require(not np.allclose(by_b, [1, 1]), "the sign of the gradient with respect to b is wrong: b is subtracted")
     require(not np.allclose(by_b, [0, -2]), "every b is in every square, through the mean of b")
     require(not np.allclose(by_b, [-2, -2]), "mean(b) contains each b only with the factor 1/n")
-    require_close(by_b, [-1, -1], "the gradient by b of the example", "and should be [-1, -1]")
+    require_close(by_b, [-1, -1], "the gradient with respect to b of the example", "and should be [-1, -1]")
     generator = np.random.default_rng(0)
     a, b = generator.normal(size=[2, 7])
     by_a, by_b = answer(a.copy(), b.copy())
-    require_close(by_a, 2 * (a - b.mean()) / 7, "the gradient by a of seven random numbers")
-    require_close(by_b, np.full(7, -2 * (a.mean() - b.mean()) / 7), "the gradient by b of seven random numbers")
+    require_close(by_a, 2 * (a - b.mean()) / 7, "the gradient with respect to a of seven random numbers")
+    require_close(
+        by_b, np.full(7, -2 * (a.mean() - b.mean()) / 7), "the gradient with respect to b of seven random numbers"
+    )
 
 
 @exercise

@@ -1,1 +1,1 @@
-"""Published results, run again: one module for each, with the rules that were decided before the first run."""
+"""Published results, run again: one module for each, with the rules that judge it."""

@@ -5,10 +5,10 @@ is the best of the test accuracies that were measured after every 100 micro-batc
 and 200 for 20x5, and the best of more measurements is higher by chance alone. Each run is therefore scored by three
 protocols: as published, as the best of equally many measurements ("equal looks"), and by its last measurement.
 
-The check was decided before the runs: scored as published, the four means of a method are compared with the published
-means together, by the sum of their squared distances in standard errors. If all four agree, this sum follows roughly a
-chi-squared distribution with four degrees of freedom, which exceeds 13.28 in one case out of a hundred. Above that, the
-means are said to differ.
+The check was decided before the thirty seeds of each row were complete; docs/evidence.md says which were known. Scored
+as published, the four means of a method are compared with the published means together, by the sum of their squared
+distances in standard errors. If all four agree, this sum follows roughly a chi-squared distribution with four degrees
+of freedom, which exceeds 13.28 in one case out of a hundred. Above that, the means are said to differ.
 """
 
 import dataclasses
