@@ -214,7 +214,7 @@ def _check_ported(answer: Callable, case: str, batch_size: int, most: int, adam:
     y = np.sin(3 * x[:, :1])
     schedule = keras.optimizers.schedules.PolynomialDecay(0.1, decay_steps=8, end_learning_rate=0.01)
 
-    def made(limit: float):
+    def made():
         """A model, its optimizer, and the most examples in a call."""
         largest = tf.Variable(0, trainable=False)
 
@@ -226,13 +226,12 @@ def _check_ported(answer: Callable, case: str, batch_size: int, most: int, adam:
         keras.utils.set_random_seed(0)
         hidden = keras.layers.Dense(4, "tanh")
         model = keras.Sequential([keras.Input([3]), Counted(), hidden, keras.layers.Dense(1)])
-        largest.assign(0)
-        clipped = keras.optimizers.Adam(schedule, global_clipnorm=limit)
+        clipped = keras.optimizers.Adam(schedule, global_clipnorm=0.5)
         return model, clipped if adam else keras.optimizers.SGD(0.2), largest
 
     def large(weighted: bool = True) -> list[np.ndarray]:
         """The weights of the large batch, or of a plain mean over micro-batches."""
-        model, optimizer, _ = made(0.5)
+        model, optimizer, _ = made()
         for start in [*range(0, 22, batch_size)] * 2:
             end = min(start + batch_size, 22)
             sizes = [end - start] if weighted else [min(most, end - i) for i in range(start, end, most)]
@@ -246,7 +245,7 @@ def _check_ported(answer: Callable, case: str, batch_size: int, most: int, adam:
     def close(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
         return all(np.allclose(a, b, rtol=0, atol=1e-5) for a, b in zip(one, other))
 
-    model, optimizer, largest = made(0.5)
+    model, optimizer, largest = made()
     answer(model, optimizer, x, y, batch_size, 2, most)
     seen, updates, wanted = int(largest.numpy()), int(optimizer.iterations.numpy()), 2 * -(-22 // batch_size)
     require(seen > 0, "the model was never called")

@@ -24,9 +24,8 @@ from matplotlib.figure import Figure
 
 from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.experiments.result import Result
-from gradlab.lab.experiments.result_file import replacing
 from gradlab.lab.figures import plots
-from gradlab.lab.reproduce.study import csv_of
+from gradlab.lab.reproduce.study import csv_of, json_of, write_files
 
 # (k, b): mean and standard deviation of ten runs, in percent
 PUBLISHED = {(1, 100): (95.0, 0.172), (5, 20): (94.9, 0.325), (10, 10): (95.1, 0.36), (20, 5): (95.2, 0.303)}
@@ -218,21 +217,16 @@ def write(results: Sequence[Result], folder: str | os.PathLike) -> list[pathlib.
     Raises:
         OSError: a file could not be written.
     """
-    folder = pathlib.Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     rows = table(results)
     runs, measurements = _runs_and_measurements(results)
     contents = {
         "reproduce.csv": csv_of(rows),
         "reproduce_runs.csv": csv_of(runs),
         "reproduce_looks.csv": csv_of(measurements),
-        "reproduce.json": (json.dumps(_description(results, rows), indent=1, ensure_ascii=False) + "\n").encode(),
+        "reproduce.json": json_of(_description(results, rows)),
         "reproduce.png": plots.to_png(figure(rows)),
     }
-    for name, content in contents.items():
-        with replacing(folder / name) as file:
-            file.write(content)
-    return [folder / name for name in contents]
+    return write_files(folder, contents)
 
 
 def _runs_and_measurements(results: Sequence[Result]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -82,13 +82,12 @@ def _expected_losses(curvatures: np.ndarray, rate: float, momentum: float) -> tu
     step[:, 2] = np.stack([curvatures**2, 2 * momentum * curvatures, np.full_like(a, momentum**2)], axis=1)
     noise = curvatures[:, None] * np.array([learning_rate**2, -learning_rate, 1.0])
     found = []
-    for first in (1, 5, 6, 7):  # 1, 2, 3, 4 come from the first; then 5 to 7 times each power of two
+    for first in (1, 3, 5, 7):  # and each of them times the powers of two: 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20
         power, total, updates = np.linalg.matrix_power(step, first), _noise_after(step, noise, first), first
         while updates <= 2**LONGEST:
             found.append((updates, curvatures @ power[:, 0, 0] / 2, curvatures @ total[:, 0] / 2))
             total = total + np.einsum("wij,wj->wi", power, total)
             power, updates = power @ power, 2 * updates
-    found.append((3, *_loss_after_three(step, noise, curvatures)))
     updates, start, rest = np.array(sorted(found)).T
     return updates, start, rest
 
@@ -201,11 +200,6 @@ def _noise_after(step: np.ndarray, noise: np.ndarray, updates: int) -> np.ndarra
     for _ in range(updates):
         total = np.einsum("wij,wj->wi", step, total) + noise
     return total
-
-
-def _loss_after_three(step: np.ndarray, noise: np.ndarray, curvatures: np.ndarray) -> tuple[float, float]:
-    power, total = np.linalg.matrix_power(step, 3), _noise_after(step, noise, 3)
-    return curvatures @ power[:, 0, 0] / 2, curvatures @ total[:, 0] / 2
 
 
 def _updates(curvatures: np.ndarray, momentum: float) -> list[dict[str, Any]]:

@@ -85,8 +85,6 @@ class Study:
         Raises:
             OSError: a file could not be written.
         """
-        folder = pathlib.Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
         about = {
             "paper": self.paper,
             "quick": self.quick,
@@ -97,13 +95,38 @@ class Study:
         }
         contents = {
             f"{self.name}.csv": csv_of(self.rows),
-            f"{self.name}.json": (json.dumps(about, indent=1, ensure_ascii=False) + "\n").encode(),
+            f"{self.name}.json": json_of(about),
             f"{self.name}.png": plots.to_png(self.figure),
         }
-        for name, content in contents.items():
-            with replacing(folder / name) as file:
-                file.write(content)
-        return [folder / name for name in contents]
+        return write_files(folder, contents)
+
+
+def write_files(folder: str | os.PathLike, contents: Mapping[str, bytes]) -> list[pathlib.Path]:
+    """Write files into a folder, which is created if it does not exist, and return their paths.
+
+    Args:
+        folder: where to write.
+        contents: the content of each file, by its name.
+
+    Raises:
+        OSError: a file could not be written.
+    """
+    folder = pathlib.Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        with replacing(folder / name) as file:
+            file.write(content)
+    return [folder / name for name in contents]
+
+
+def json_of(value: Any) -> bytes:
+    """A value as the content of a JSON file.
+
+    Example:
+        >>> json_of({"k": 1})
+        b'{\\n "k": 1\\n}\\n'
+    """
+    return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
 
 
 def csv_of(rows: Sequence[Mapping[str, Any]]) -> bytes:
