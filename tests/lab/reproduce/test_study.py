@@ -139,10 +139,17 @@ def test_the_excess_loss_is_that_of_many_trainings():
         assert losses.std() / math.sqrt(3000) < 0.03 * losses.mean()
 
 
-def test_training_with_gradlab_follows_the_schedule():
-    schedule = growing_batch.SCHEDULES[1]
+def test_training_with_gradlab_follows_the_schedule(monkeypatch):
+    schedule, asked = growing_batch.SCHEDULES[1], []
+
+    class Watched(growing_batch.Trainer):
+        def __init__(self, *arguments, accumulation):
+            super().__init__(*arguments, accumulation=lambda made: asked.append(accumulation(made)) or asked[-1])
+
+    monkeypatch.setattr(growing_batch, "Trainer", Watched)
     losses = growing_batch.train(schedule, examples=640, seed=0)
     assert len(losses) == growing_batch.PHASES
+    assert asked == [1] * 160 + [2] * 80 + [4] * 40 + [8] * 20 + [16] * 10 + [32] * 5  # micro-batches of 4
     rows = growing_batch.expected_losses(schedule, 640)
     assert [row["batch"] for row in rows] == [4, 8, 16, 32, 64, 128]
     assert [row["updates"] for row in rows] == [160, 240, 280, 300, 310, 315]
