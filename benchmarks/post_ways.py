@@ -65,6 +65,8 @@ def _graph(network: Network) -> tuple[Any, tf.Tensor, list[tuple], Callable]:
         the number of the micro-batch seeds its dropout masks.
     """
     model = network.model
+    if model is None:
+        raise RuntimeError("the posts' static graphs are written for the lab's networks")
     features = v1.placeholder(tf.float32, [None, *network.input_shape])
     labels = v1.placeholder(tf.int32, [None])
     seed = v1.placeholder(tf.int32, [2])

@@ -1,6 +1,7 @@
 """The first table: milliseconds per update for every way, and their ratio to one big batch."""
 
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -9,18 +10,22 @@ from collections.abc import Callable, Sequence
 
 from benchmarks.worker import SETTINGS
 
-BIG_BATCH = "big batch"
+REFERENCES = "big batch in fit", "big batch"
 SHAPES = {
     "lenet": ((1, 100), (5, 20), (10, 10), (20, 5), (100, 1)),
     "dense": ((1, 100), (5, 20), (10, 10), (20, 5), (100, 1)),
     "vgg16": ((1, 32), (8, 4), (32, 1)),
+    "transformer": ((1, 64), (4, 16), (16, 4)),
+    "resnet": ((1, 64), (4, 16), (16, 4)),
 }
-SECONDS = 0.1  # the least time that one measurement should take
-MOST_UPDATES, FIT_UPDATES = 30, 20  # the most updates of a measurement, and the fewest of one in `fit`
-LIMIT = 60  # seconds that a measurement may take; a way that needs more is left out
-# If an update takes longer than LONG seconds, a setting that takes more than HOPELESS times as long as the fastest
-# setting of the way is left out.
-LONG, HOPELESS = 0.3, 1.15
+SECONDS = 0.5  # the least time that one measurement should take
+LIMIT, FIRST_LIMIT = (
+    60,
+    180,
+)  # seconds that a measurement may take, and the first one; a way that needs more is left out
+# After the first measurement, of a fifth of that time, a variant or setting that takes more than so many times as long
+# as the fastest one of its way is left out.
+HOPELESS = 1.25
 
 
 class Worker:
@@ -31,7 +36,7 @@ class Worker:
 
     Attributes:
         setting: the setting.
-        ways: the names of the ways that the process can time.
+        ways: the pairs (way, variant) that the process can time.
         missing: the module that is not installed, in which case there are no ways; else None.
     """
 
@@ -45,13 +50,15 @@ class Worker:
             command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
         first = json.loads(self._process.stdout.readline() or '{"missing": "the process"}')
-        self.ways, self.missing = first.get("ways", []), first.get("missing")
+        self.ways, self.missing = [tuple(pair) for pair in first.get("ways", [])], first.get("missing")
 
-    def seconds(self, way: str, network: str, k: int, b: int, updates: int, limit: float = LIMIT) -> float:
+    def seconds(
+        self, way: str, variant: str, network: str, k: int, b: int, updates: int, limit: float = LIMIT
+    ) -> float:
         """Times updates in the process.
 
         Args:
-            way: the name of the way.
+            way, variant: the names of the way and of its variant.
             network: the name of the network.
             k: the micro-batches per update.
             b: the examples per micro-batch.
@@ -64,7 +71,7 @@ class Worker:
         Raises:
             RuntimeError: the way failed, or the process ended or took too long.
         """
-        wanted = dict(way=way, network=network, k=k, b=b, updates=updates, warm=_first_updates(network))
+        wanted = dict(way=way, variant=variant, network=network, k=k, b=b, updates=updates, warm=2)
         late = threading.Timer(limit, self._process.kill)
         late.start()
         self._process.stdin.write(json.dumps(wanted) + "\n")
@@ -76,7 +83,7 @@ class Worker:
             self._start()
             answer = {"error": f"the process ended, or took longer than {limit} s"}
         if "error" in answer:
-            raise RuntimeError(f"{way}, {network}, {k} x {b}, {self.setting}: {answer['error']}")
+            raise RuntimeError(f"{way} {variant}, {network}, {k} x {b}, {self.setting}: {answer['error']}")
         return answer["seconds"]
 
     def close(self) -> None:
@@ -95,7 +102,7 @@ def measure(
     """Times every way in every setting. In each round they take turns; every second round has the reverse order.
 
     Args:
-        network: "lenet", "dense" or "vgg16".
+        network: a key of `SHAPES`.
         rounds: the number of rounds.
         shapes: the pairs (k, b) to measure. None: those of `SHAPES`.
         settings: the keys of `benchmarks.worker.SETTINGS` to measure in.
@@ -105,75 +112,80 @@ def measure(
         The cells, and the names of the modules that are not installed. A cell is {"network", "way", "k", "b",
         "setting", "milliseconds", "spread", "ratio"}, and there is one for each way and shape, in the way's best
         setting. milliseconds is the median over the rounds, spread the quartiles, and ratio the median over the rounds
-        of the ratio to the big batch, in its best setting, in the same round.
+        of the ratio to the big batch in the same way of calling (`reference_of`), in its best setting, in the same
+        round.
     """
     workers = [Worker(setting) for setting in settings]
-    order = list(dict.fromkeys(way for worker in workers for way in worker.ways))
+    order = list(dict.fromkeys(way for worker in workers for way, _ in worker.ways))
     try:
         cells = []
         for k, b in SHAPES[network] if shapes is None else shapes:
             say(f"{network} {k} x {b}", flush=True)
-            cells += _cells(network, k, b, *_rounds(workers, network, k, b, rounds, say), order)
+            cells += _cells(network, k, b, _rounds(workers, network, k, b, rounds, say), order)
         return cells, sorted({worker.missing for worker in workers if worker.missing})
     finally:
         for worker in workers:
             worker.close()
 
 
-def _rounds(workers: list[Worker], network: str, k: int, b: int, rounds: int, say: Callable) -> tuple[dict, dict]:
-    """{(way, setting): the milliseconds per update in each round}, of all ways and of the big batch alone."""
+def _rounds(
+    workers: list[Worker], network: str, k: int, b: int, rounds: int, say: Callable
+) -> dict[tuple, list[float]]:
+    """{(way, variant, setting): the milliseconds per update in each round}."""
     asked = {
-        (way, worker.setting): (worker, *((1, k * b) if way == BIG_BATCH else (k, b)))
+        (way, variant, worker.setting): (worker, *((1, k * b) if way in REFERENCES else (k, b)))
         for worker in workers
-        for way in worker.ways
+        for way, variant in worker.ways
     }
-    updates, first, first_updates = {}, {}, _first_updates(network)
+    first = {}
     for key, (worker, *shape) in list(asked.items()):
         try:
-            once = worker.seconds(key[0], network, *shape, updates=first_updates) / first_updates
+            rough = worker.seconds(*key[:2], network, *shape, updates=2, limit=FIRST_LIMIT) / 2
+            updates = _updates(key[0], SECONDS / 5, rough)
+            first[key] = worker.seconds(*key[:2], network, *shape, updates=updates) / updates
         except RuntimeError as error:
             say(str(error))
             del asked[key]
-            continue
-        first[key] = once
-        # In fit, many updates share the fixed cost of a call, which is not part of an update.
-        least = FIT_UPDATES if "in fit" in key[0] and network != "vgg16" else 1
-        updates[key] = max(least, min(MOST_UPDATES, round(SECONDS / once)))
-    for way, setting in list(asked):
-        best = min(once for (other, _), once in first.items() if other == way)
-        if first[way, setting] > max(LONG, HOPELESS * best):
-            del asked[way, setting]
+    for key in list(asked):
+        best = min(once for other, once in first.items() if other[0] == key[0])
+        if first[key] > HOPELESS * best:
+            del asked[key]
     found: dict[tuple, list[float]] = {key: [] for key in asked}
     for number in range(rounds):
         for key in list(asked) if number % 2 else reversed(asked):
             worker, *shape = asked[key]
-            seconds = worker.seconds(key[0], network, *shape, updates=updates[key])
-            found[key].append(1000 * seconds / updates[key])
-    big = {key: values for key, values in found.items() if key[0] == BIG_BATCH}
-    return found, big
+            updates = _updates(key[0], SECONDS, first[key])
+            seconds = worker.seconds(*key[:2], network, *shape, updates=updates)
+            found[key].append(1000 * seconds / updates)
+    return found
 
 
-def _first_updates(network: str) -> int:
-    """The updates that a way makes before it is timed, and in the first, rough measurement."""
-    return 1 if network == "vgg16" else 2
+def _updates(way: str, seconds: float, once: float) -> int:
+    """The number of updates that take at least so many seconds; in `fit` a multiple of ten, if there are several."""
+    updates = max(1, math.ceil(seconds / once))
+    return updates if updates == 1 or "in fit" not in way else 10 * math.ceil(updates / 10)
 
 
-def _cells(network: str, k: int, b: int, found: dict, big: dict, order: list) -> list[dict]:
+def _cells(network: str, k: int, b: int, found: dict, order: list) -> list[dict]:
     """The cells of one shape, in the order of the ways."""
-    reference = min(big.values(), key=statistics.median)
     best: dict[str, tuple] = {}
-    for (way, setting), values in found.items():
+    for (way, *how), values in found.items():
         if way not in best or statistics.median(values) < statistics.median(best[way][1]):
-            best[way] = setting, values
+            best[way] = ", ".join(filter(None, reversed(how))), values
     return [
         {
             "network": network, "way": way, "k": k, "b": b, "setting": setting,
             "milliseconds": statistics.median(values),
             "spread": statistics.quantiles(values, n=4)[::2] if len(values) > 1 else [values[0]] * 2,
-            "ratio": statistics.median(mine / theirs for mine, theirs in zip(values, reference)),
+            "ratio": statistics.median(mine / theirs for mine, theirs in zip(values, best[reference_of(way)][1])),
         }
         for way, (setting, values) in sorted(best.items(), key=lambda item: order.index(item[0]))
     ]  # fmt: skip
+
+
+def reference_of(way: str) -> str:
+    """The big batch in the same way of calling, to which a way is compared."""
+    return REFERENCES[0] if "in fit" in way or way == "gradlab.Trainer" else REFERENCES[1]
 
 
 def as_table(cells: Sequence[dict], network: str) -> str:

@@ -1,7 +1,9 @@
 """Ways to make an update in TensorFlow: gradlab's, those of the posts, Keras' own option and the usual loop."""
 
+import functools
 import time
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
@@ -9,32 +11,21 @@ import tensorflow as tf
 
 import gradlab
 from benchmarks import post_ways
-from benchmarks.networks import Network, Run, Way
+from benchmarks.keras_models import keras_model
+from benchmarks.networks import Network, Run, Way, Ways
 from gradlab.lab.experiments import methods
 from gradlab.lab.experiments.optimizers import OptimizerConfig
 from gradlab.window import window_gradients
 
 RATE = 1e-3  # the learning rate
-
-
-def keras_model(network: Network) -> keras.Model:
-    """Builds the network from Keras layers."""
-    layer_types = {
-        "conv": lambda filters, size, padding: keras.layers.Conv2D(filters, size, padding=padding),
-        "pool": keras.layers.MaxPooling2D,
-        "flatten": keras.layers.Flatten,
-        "dense": keras.layers.Dense,
-        "relu": keras.layers.ReLU,
-        "dropout": keras.layers.Dropout,
-    }
-    layers = [layer_types[name](*sizes) for name, *sizes in network.layers]
-    return keras.Sequential([keras.Input(network.input_shape), *layers])
+SLOW_XLA = "on a CPU, XLA's convolutions take 10 times as long for LeNet and more than a minute for VGG-16"
 
 
 def _method(build: Callable[..., methods.Method]) -> Way:
     """A way from a function (model, optimizer) -> one of the lab's methods."""
 
     def way(network, k, b, x, y):
+        _check(network.model is not None, "the lab does not have this network")
         method = build(network.model, OptimizerConfig("adam"))
         method.reset(network.model.initial_weights(0))
 
@@ -47,12 +38,28 @@ def _method(build: Callable[..., methods.Method]) -> Way:
     return way
 
 
-def _variables(network: Network) -> tuple[list[tf.Variable], keras.optimizers.Optimizer]:
-    """The network's initial weights as variables, and Adam for them."""
-    weights = [tf.Variable(value, name=name) for name, value in network.model.initial_weights(0).items()]
+def _check(possible: bool, otherwise: str) -> None:
+    """Leaves a way out where it is not possible."""
+    if not possible:
+        raise RuntimeError(otherwise)
+
+
+def _has_convolutions(network: Network) -> bool:
+    return len(network.input_shape) == 3 and network.layers[0][0] != "flatten"
+
+
+def _losses(network: Network) -> tuple[list, Callable, keras.optimizers.Optimizer]:
+    """The network's weights, a function (x, y, seed) -> the loss of each example, and Adam for the weights."""
     optimizer = keras.optimizers.Adam(RATE)
+    if network.model is None:
+        model = keras_model(network)
+        each = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=None)
+        optimizer.build(model.trainable_variables)
+        return model.trainable_variables, lambda x, y, seed: each(y, model(x, training=True)), optimizer
+    weights = [tf.Variable(value, name=name) for name, value in network.model.initial_weights(0).items()]
     optimizer.build(weights)
-    return weights, optimizer
+    named = dict(zip(network.model.shapes, weights))
+    return weights, functools.partial(network.model.losses, named), optimizer
 
 
 def _calls(update: Callable, x: np.ndarray, y: np.ndarray) -> Run:
@@ -67,13 +74,13 @@ def _calls(update: Callable, x: np.ndarray, y: np.ndarray) -> Run:
 
 
 def big_batch(network: Network, k: int, b: int, x: np.ndarray, y: np.ndarray) -> Run:
-    """A `Way`: one tf.function with the whole batch at once. It is the reference for all other ways."""
-    weights, optimizer = _variables(network)
+    """A `Way`: one tf.function with the whole batch at once. It is the reference for other functions of one's own."""
+    weights, losses, optimizer = _losses(network)
 
     @tf.function
     def update(x, y, seed):
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(network.model.losses(dict(zip(network.model.shapes, weights)), x, y, seed))
+            loss = tf.reduce_mean(losses(x, y, seed))
         optimizer.apply(tape.gradient(loss, weights), weights)
         return loss
 
@@ -84,19 +91,16 @@ def _your_function(in_flight: int = 1, xla: bool = False) -> Way:
     """gradlab's loop in the user's own tf.function, which is traced for its k and b and returns only the losses."""
 
     def way(network, k, b, x, y):
-        convolutions = any(name == "conv" for name, *_ in network.layers)
-        if xla and convolutions and not tf.config.list_logical_devices("GPU"):
-            raise RuntimeError("on a CPU, XLA takes 10 times as long for LeNet and more than a minute for VGG-16")
-        weights, optimizer = _variables(network)
+        _check(not (xla and _has_convolutions(network) and not tf.config.list_logical_devices("GPU")), SLOW_XLA)
+        weights, losses, optimizer = _losses(network)
 
         @tf.function(jit_compile=xla)
         def update(x, y, seed):
-            def losses(microbatch, number):
-                named = dict(zip(network.model.shapes, weights))
-                return network.model.losses(named, *microbatch, seed + tf.stack([0, number]))
+            def of_microbatch(microbatch, number):
+                return losses(*microbatch, seed + tf.stack([0, number]))
 
             ones = tf.ones([k * b])
-            window = window_gradients(losses, weights, (x, y), ones, b, in_flight=in_flight, norms=False)
+            window = window_gradients(of_microbatch, weights, (x, y), ones, b, in_flight=in_flight, norms=False)
             optimizer.apply(window.gradients, weights)
             return window.losses
 
@@ -105,15 +109,24 @@ def _your_function(in_flight: int = 1, xla: bool = False) -> Way:
     return way
 
 
-def function_per_microbatch(network: Network, k: int, b: int, x: np.ndarray, y: np.ndarray) -> Run:
-    """A `Way`, the usual loop: one tf.function adds a micro-batch's gradients to variables, one applies their mean."""
+def _function_per_microbatch(xla: bool = False) -> Way:
+    """The usual loop: one tf.function adds a micro-batch's gradients to variables, one applies their mean."""
+
+    def way(network, k, b, x, y):
+        _check(not (xla and _has_convolutions(network)), SLOW_XLA)
+        return _loop_of_functions(network, k, b, x, y, xla)
+
+    return way
+
+
+def _loop_of_functions(network: Network, k: int, b: int, x: np.ndarray, y: np.ndarray, xla: bool) -> Run:
     model, loss = keras_model(network), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     weights = model.trainable_variables
     optimizer = keras.optimizers.Adam(RATE)
     optimizer.build(weights)
     sums = [tf.Variable(tf.zeros(weight.shape)) for weight in weights]
 
-    @tf.function
+    @tf.function(jit_compile=xla)
     def accumulate(x, y):
         with tf.GradientTape() as tape:
             mean = loss(y, model(x, training=True))
@@ -121,7 +134,7 @@ def function_per_microbatch(network: Network, k: int, b: int, x: np.ndarray, y: 
             total.assign_add(gradient)
         return mean
 
-    @tf.function
+    @tf.function(jit_compile=xla)
     def apply():
         optimizer.apply([total / k for total in sums], weights)
         for total in sums:
@@ -139,19 +152,50 @@ def function_per_microbatch(network: Network, k: int, b: int, x: np.ndarray, y: 
     return run
 
 
-def keras_option(network: Network, k: int, b: int, x: np.ndarray, y: np.ndarray) -> Run:
-    """A `Way`: Keras' own gradient_accumulation_steps, in `fit`."""
-    model = keras_model(network)
-    steps = {"gradient_accumulation_steps": k} if k > 1 else {}
-    model.compile(keras.optimizers.Adam(RATE, **steps), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    return _fit(model, b, x, y)
+def _in_fit(k_in_fit: bool, prepare: Callable, updates_per_execution: int = 1, xla: bool = False) -> Way:
+    """A way that calls `fit`.
+
+    Args:
+        k_in_fit: whether `fit` gets micro-batches, and Keras' option sums their gradients; otherwise it gets windows.
+        prepare: a function (model, b) -> the model to compile.
+        updates_per_execution: how many updates one call of TensorFlow makes.
+        xla: whether to compile with XLA.
+    """
+
+    def way(network, k, b, x, y):
+        _check(not (xla and _has_convolutions(network)), SLOW_XLA)
+        accumulated = k if k_in_fit and k > 1 else None
+        model = prepare(keras_model(network), b)
+        model.compile(
+            keras.optimizers.Adam(RATE, gradient_accumulation_steps=accumulated),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            steps_per_execution=updates_per_execution * (accumulated or 1),
+            jit_compile=xla,
+        )
+        return _fit(model, b if k_in_fit else k * b, x, y)
+
+    return way
 
 
-def gradlab_fit(network: Network, k: int, b: int, x: np.ndarray, y: np.ndarray) -> Run:
-    """A `Way`: `gradlab.microbatched`, in `fit`."""
-    model = gradlab.microbatched(keras_model(network), b)
-    model.compile(keras.optimizers.Adam(RATE), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    return _fit(model, k * b, x, y)
+def _microbatched(**settings: Any) -> Callable:
+    """A function (model, b) -> the model prepared by gradlab."""
+    return lambda model, b: gradlab.microbatched(model, b, **settings)
+
+
+def _plain(model: keras.Model, b: int) -> keras.Model:
+    return model
+
+
+def trainer(network: Network, k: int, b: int, x: np.ndarray, y: np.ndarray) -> Run:
+    """A `Way`: `gradlab.Trainer.step`."""
+    model, loss = keras_model(network), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    step = gradlab.Trainer(model, keras.optimizers.Adam(RATE), loss, b).step
+
+    def run(updates):
+        for _ in range(updates):
+            step(x, y)
+
+    return run
 
 
 class _Clock(keras.callbacks.Callback):
@@ -213,25 +257,33 @@ def _seeds(count: int) -> Way:
     return way
 
 
-# The names are the keys of the recorded data, and the row labels of the tables.
-WAYS: dict[str, Way] = {
-    "big batch": big_batch,
-    "gradlab": _method(lambda model, optimizer: methods.Microbatched(model, optimizer, in_flight=1)),
-    "gradlab, two in flight": _method(lambda model, optimizer: methods.Microbatched(model, optimizer, in_flight=2)),
-    "gradlab in your function": _your_function(),
-    "gradlab in your function, two in flight": _your_function(in_flight=2),
-    "gradlab in your function, XLA": _your_function(xla=True),
-    "gradlab in fit": gradlab_fit,
-    "gradlab placeholders": _method(lambda model, optimizer: methods.build("placeholders", model, optimizer)),
-    "gradlab variables": _method(lambda model, optimizer: methods.build("variables", model, optimizer)),
-    "placeholders (post)": post_ways.placeholders,
-    "variables (post)": post_ways.variables,
-    "tf.function a micro-batch": function_per_microbatch,
-    "Keras option in fit": keras_option,
+# The names are the keys of the recorded data, and the row labels of the tables. Each way has one or more variants, of
+# which the fastest counts.
+WAYS: Ways = {
+    "big batch in fit": {"": _in_fit(False, _plain)},
+    "gradlab in fit": {"": _in_fit(False, _microbatched())},
+    "gradlab in fit, 10 updates per execution": {"": _in_fit(False, _microbatched(), 10)},
+    "gradlab in fit, one in flight": {"": _in_fit(False, _microbatched(in_flight=1))},
+    "gradlab.Trainer": {"": trainer},
+    "Keras option in fit": {
+        "": _in_fit(True, _plain),
+        "10 updates per execution": _in_fit(True, _plain, 10),
+        "10 updates per execution, XLA": _in_fit(True, _plain, 10, xla=True),
+    },
+    "big batch": {"": big_batch},
+    "gradlab in your function": {"": _your_function()},
+    "gradlab in your function, two in flight": {"": _your_function(in_flight=2)},
+    "gradlab in your function, XLA": {"": _your_function(xla=True)},
+    "gradlab in the lab": {"": _method(lambda model, optimizer: methods.Microbatched(model, optimizer))},
+    "gradlab placeholders": {"": _method(lambda model, optimizer: methods.build("placeholders", model, optimizer))},
+    "gradlab variables": {"": _method(lambda model, optimizer: methods.build("variables", model, optimizer))},
+    "placeholders (post)": {"": post_ways.placeholders},
+    "variables (post)": {"": post_ways.variables},
+    "tf.function a micro-batch": {"": _function_per_microbatch(), "XLA": _function_per_microbatch(xla=True)},
 }
-TRAININGS: dict[str, Way] = {
-    "training, microbatched": _training("microbatched"),
-    "training, placeholders": _training("placeholders"),
-    "training, 1 seed": _seeds(1),
-    "training, 5 seeds": _seeds(5),
+TRAININGS: Ways = {
+    "training, microbatched": {"": _training("microbatched")},
+    "training, placeholders": {"": _training("placeholders")},
+    "training, 1 seed": {"": _seeds(1)},
+    "training, 5 seeds": {"": _seeds(5)},
 }

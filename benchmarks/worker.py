@@ -3,10 +3,10 @@
     python -m benchmarks.worker tensorflow-auto
 
 Each thread setting needs a process of its own, because the number of threads can be set only once per process. The
-worker first writes one line: {"ways": the names of its ways}, or {"missing": the module that is not installed}. It then
-reads requests from stdin, one JSON object per line: {"way", "network", "k", "b", "updates", "warm"}, where warm is the
-number of updates before a way is timed for the first time. It answers each request with one line: {"seconds"} or
-{"error"}.
+worker first writes one line: {"ways": pairs (way, variant)}, or {"missing": the module that is not installed}. It then
+reads requests from stdin, one JSON object per line: {"way", "variant", "network", "k", "b", "updates", "warm"}, where
+warm is the number of updates before a way is timed for the first time. It answers each request with one line:
+{"seconds"} or {"error"}.
 """
 
 import importlib
@@ -26,6 +26,7 @@ SETTINGS: dict[str, tuple[str, str | None]] = {
     "torch": ("benchmarks.torch_ways", None),
     "torch-one-thread": ("benchmarks.torch_ways", None),
     "jax": ("benchmarks.jax_ways", None),
+    "jax-one-thread": ("benchmarks.jax_ways", None),
 }
 ONE_PER_FRAMEWORK = ("tensorflow-auto", "torch", "jax")
 
@@ -46,13 +47,15 @@ def set_up(setting: str) -> None:
         gradlab.setup(threads=threads)
     if setting == "torch-one-thread":
         importlib.import_module("torch").set_num_threads(1)
+    if setting == "jax-one-thread":
+        os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
 
 
 class Timer:
     """Times ways, and keeps those of the last network compiled.
 
     Args:
-        ways: for each name, a `benchmarks.networks.Way`.
+        ways: for each name, its variants: a `benchmarks.networks.Way` for each name.
     """
 
     def __init__(self, ways: dict):
@@ -60,11 +63,11 @@ class Timer:
         self._network: str | None = None
         self._runs: dict[tuple, Run] = {}
 
-    def seconds(self, way: str, network: str, k: int, b: int, updates: int, warm: int) -> float:
+    def seconds(self, way: str, variant: str, network: str, k: int, b: int, updates: int, warm: int) -> float:
         """Times updates.
 
         Args:
-            way: the name of the way.
+            way, variant: the names of the way and of its variant.
             network: the name of the network.
             k: the micro-batches per update.
             b: the examples per micro-batch.
@@ -76,12 +79,12 @@ class Timer:
         """
         if network != self._network:
             self._network, self._runs = network, {}
-        key = way, k, b
+        key = way, variant, k, b
         if key not in self._runs:
             from benchmarks import networks
 
             built = networks.build(network)
-            self._runs[key] = self._ways[way](built, k, b, *networks.batch(built, k * b))
+            self._runs[key] = self._ways[way][variant](built, k, b, *networks.batch(built, k * b))
             self._runs[key](warm)  # traces, compiles, allocates
         began = time.perf_counter()
         measured = self._runs[key](updates)
@@ -99,7 +102,8 @@ def main() -> None:
     except ImportError as error:
         print(json.dumps({"missing": error.name}), file=answers)
         return
-    print(json.dumps({"ways": list(module.WAYS)}), file=answers)
+    pairs = [(way, variant) for way, variants in module.WAYS.items() for variant in variants]
+    print(json.dumps({"ways": pairs}), file=answers)
     timer = Timer(module.WAYS | getattr(module, "TRAININGS", {}))
     for line in sys.stdin:
         try:

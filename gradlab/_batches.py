@@ -52,6 +52,15 @@ def spec_of(tensor: Any) -> tf.TypeSpec:
     return tf.TensorSpec(shape, tensor.dtype)
 
 
+def equal_nests(one: Any, other: Any) -> bool:
+    """Whether two nests have the same structure and equal leaves."""
+    try:
+        tf.nest.assert_same_structure(one, other)
+    except (ValueError, TypeError):
+        return False
+    return tf.nest.flatten(one) == tf.nest.flatten(other)
+
+
 def microbatches(batch: Any, microbatch_size: int | tf.Tensor, axis: int = 0) -> tuple:
     """Cuts a batch into micro-batches, of which the last may be smaller.
 

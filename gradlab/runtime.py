@@ -4,6 +4,7 @@ import contextlib
 import gc
 import json
 import os
+import pathlib
 import re
 import sys
 import tempfile
@@ -31,6 +32,8 @@ class Runtime:
     threads: int | None
     seed: int | None
 
+
+CONTAINER = pathlib.Path("/sys/fs/cgroup")
 
 _arguments: dict[str, Any] | None = None
 _runtime: Runtime | None = None
@@ -121,7 +124,7 @@ def _configure(towers: int | None, threads: int | str, seed: int | None) -> Runt
 def _thread_count(threads: int | str, has_gpu: bool) -> int | None:
     """The number of operations that may run at once; None for TensorFlow's default."""
     if threads == "auto":
-        return None if has_gpu else _cores()
+        return None if has_gpu else cores()
     return None if threads == "tensorflow" else int(threads)
 
 
@@ -218,11 +221,23 @@ def without_startup_noise() -> Iterator[None]:
                 os.write(2, rest)
 
 
-def _cores() -> int:
+def cores() -> int:
     """The number of cores that this process may use. In containers it is often below the machine's number of cores."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def available_memory() -> float:
+    """The bytes that this process can still take without swapping; infinite where Linux does not tell."""
+    available = float("inf")
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = pathlib.Path("/proc/meminfo").read_text().splitlines()
+        available = 1024.0 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    with contextlib.suppress(OSError, ValueError):  # a container has a limit of its own, or "max"
+        limit, used = (int((CONTAINER / name).read_text()) for name in ("memory.max", "memory.current"))
+        available = min(available, float(limit - used))
+    return available
 
 
 def _spell(arguments: dict) -> str:

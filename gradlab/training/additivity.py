@@ -11,10 +11,12 @@ sum of its values must be the sum of the halves' sums.
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
-from gradlab._batches import examples_of, map_tensors, rows_of
+from gradlab._batches import examples_of, map_tensors, rows_of, tensors_of
 from gradlab.training import _keras_internals as internals
+from gradlab.training.objective import Objective
 
 UNKNOWN, MEAN, SUM, NEITHER, RANDOM = range(5)
 MOST_LOSSES = 4096  # of one model: how many are added is known only when the function is traced
@@ -173,3 +175,53 @@ def _kinds(seen: tuple, examples: tf.Tensor) -> tf.Tensor:
     kinds = tf.where(is_mean, MEAN, tf.where(is_sum, SUM, NEITHER))
     kinds = tf.where(equals(again), kinds, RANDOM)
     return tf.where((is_mean & is_sum) | ~tf.math.is_finite(whole), UNKNOWN, kinds)
+
+
+def of_halves(
+    model: keras.Model, objective: Objective, batch: tuple, scope: Any, training: bool, change: Callable, dtype: Any
+) -> tuple:
+    """The losses of a batch, of the same batch once more, and of its halves, as `Additivity.kinds` asks for them.
+
+    Unless layers add losses, the halves share one forward pass, so it does not matter whether the model draws random
+    numbers.
+    """
+    examples, known = examples_of(batch), tensors_of(batch)[0].shape[0]
+    near: list[float] = []
+
+    def rows_of_batch(rows):
+        return batch if rows is None else map_tensors(lambda tensor: rows_of(tensor, rows), batch)
+
+    def losses(part, y_pred, added):
+        found = objective.one_by_one(part, y_pred, added)
+        near[:] = [rounding(loss.dtype) for loss in found]
+        return tf.stack([tf.cast(loss, dtype) for loss in found])
+
+    def of_model(rows):
+        scope.losses.clear()
+        part = rows_of_batch(rows)
+        y_pred = change(model(part[0], training=training))
+        return losses(part, y_pred, scope.losses), y_pred
+
+    def of_loss(rows):
+        return losses(rows_of_batch(rows), y_pred if rows is None else _predictions(y_pred, rows, known), [])
+
+    whole, y_pred = of_model(None)
+    others = (None, *both_halves(examples))
+    return whole, *(of_model(rows)[0] if scope.losses else of_loss(rows) for rows in others), near
+
+
+def _predictions(y_pred: Any, rows: slice, known: int | None) -> Any:
+    """Some rows of predictions and of their masks, for a batch whose number of examples may be known.
+
+    What is known to have another number of rows stays whole.
+    """
+
+    def cut(tensor):
+        if not tensor.shape.rank or tensor.shape[0] != known:
+            return tensor
+        part, mask = rows_of(tensor, rows), internals.mask_of(tensor)
+        if mask is not None:
+            internals.set_mask(part, rows_of(mask, rows))
+        return part
+
+    return map_tensors(cut, y_pred)

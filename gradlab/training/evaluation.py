@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from gradlab._batches import examples_of, map_tensors, spec_of, tensors_of
 from gradlab.averaging import accumulation_dtype
+from gradlab.training.in_flight import choose
 from gradlab.training.objective import Objective
 from gradlab.training.replicas import sum_over_replicas
 from gradlab.training.update import regularization_loss
@@ -33,13 +34,15 @@ class WindowEvaluation:
 
     Args:
         model, objective, microbatch_size, jit: as for `gradlab.training.window_pass.WindowPass`.
-        in_flight: as in `gradlab.window.Loop`.
+        in_flight: as in `gradlab.window.Loop`, or "auto".
     """
 
-    def __init__(self, model: keras.Model, objective: Objective, microbatch_size: int, in_flight: int, jit: bool):
-        loop = Loop(in_flight, weight_dtype=accumulation_dtype(keras.config.floatx()))
+    def __init__(self, model: keras.Model, objective: Objective, microbatch_size: int, in_flight: int | str, jit: bool):
+        loop = Loop(weight_dtype=accumulation_dtype(keras.config.floatx()))
         self._model, self._objective = model, objective
-        self._pass = WindowPass(model, objective, microbatch_size, loop, training=False, jit=jit, with_metrics=True)
+        self._pass = WindowPass(
+            model, objective, microbatch_size, in_flight, loop, training=False, jit=jit, with_metrics=True
+        )
 
     def build(self) -> None:
         """Creates the variables of the evaluation; with several replicas, call it in the strategy's scope."""
@@ -57,9 +60,9 @@ class WindowEvaluation:
 
 
 def predict_in_microbatches(
-    model: keras.Model, x: Any, microbatch_size: int, *, in_flight: int = 1, jit: bool = False
+    model: keras.Model, x: Any, microbatch_size: int, *, in_flight: int | str = 1, jit: bool = False
 ) -> Any:
-    """The model's outputs for a batch.
+    """The model's outputs for a batch; in_flight is a number or "auto".
 
     Outputs that are no dense tensors, or have a first dimension of a fixed size, cannot be put together from those of
     micro-batches: the batch is then computed at once.
@@ -74,7 +77,8 @@ def predict_in_microbatches(
         found.append(call(x))
         return found[-1]
 
-    outputs.get_concrete_function(map_tensors(spec_of, x))
+    graph = outputs.get_concrete_function(map_tensors(spec_of, x)).graph
+    count = choose(lambda: graph, microbatch_size, 0).count if in_flight == "auto" else int(in_flight)
     tensors = tensors_of(found[-1])
     whole = any(not isinstance(tensor, tf.Tensor) or not _has_rows(tensor) for tensor in tensors)
     call = tf.function(call, jit_compile=True, autograph=False) if jit else call
@@ -88,7 +92,7 @@ def predict_in_microbatches(
         arrays = [array.write(number, one) for array, one in zip(arrays, predicted)]
         return Microbatch(tf.zeros([]), tf.ones([]), arrays)
 
-    arrays = accumulate(forward, [], x, microbatch_size, arrays, loop=Loop(in_flight)).state
+    arrays = accumulate(forward, [], x, microbatch_size, arrays, loop=Loop(count)).state
     rows = iter(array.concat() for array in arrays)
     return map_tensors(lambda tensor: tf.ensure_shape(next(rows), tensor.shape), found[-1])
 

@@ -11,8 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from gradlab import _checks
-from gradlab._batches import as_tensor, examples_of, map_tensors, tensors_of
+from gradlab._batches import as_tensor, examples_of, map_tensors
 from gradlab.training import _keras_internals as internals
+from gradlab.training.compiled_step import in_one_call, types_of
 from gradlab.training.evaluation import WindowEvaluation, predict_in_microbatches
 from gradlab.training.input_checks import check_lengths, check_stateless, label_rules, one_sentence_errors, wrong_labels
 from gradlab.training.metrics import has_own_logs
@@ -22,14 +23,14 @@ from gradlab.training.update import WindowUpdate
 Model = TypeVar("Model", bound=keras.Model)
 
 
-def microbatched(model: Model, microbatch_size: int, *, in_flight: int = 1) -> Model:
+def microbatched(model: Model, microbatch_size: int, *, in_flight: int | str = "auto") -> Model:
     """Prepares a model to compute its batches one micro-batch at a time, with the same results.
 
     `batch_size` keeps its meaning: the number of examples behind one update. In `fit` and `train_on_batch`, each batch
     is cut into micro-batches, whose gradients are summed, and the optimizer receives the large batch's gradient once.
     So `iterations`, learning-rate schedules, clipping, weight decay and moving averages are those of the large batch.
     So are losses and metrics, including those of the ragged tail of an epoch. `evaluate`, `predict` and validation
-    compute micro-batches too, so the activations of no more than `microbatch_size` examples are in memory at once.
+    compute micro-batches too, so only the activations of the micro-batches in flight are in memory.
 
     The model stays what it is: its class, its layers, its files. What it saves loads without gradlab, state of the
     optimizer included. A loaded model, a clone or a copy is not prepared: call `microbatched` for it again.
@@ -53,16 +54,17 @@ def microbatched(model: Model, microbatch_size: int, *, in_flight: int = 1) -> M
     Args:
         model: any Keras model: functional, sequential or subclassed. It need not be compiled yet.
         microbatch_size: the largest number of examples to compute at once.
-        in_flight: the number of micro-batches that may be computed at once. 1 needs the least memory. A larger number
-            saves time if micro-batches are small. Each of them holds its own activations, and gradients are no longer
-            summed in place, which takes more than half a copy of the gradients.
+        in_flight: the number of micro-batches that are computed at once, which does not change a bit of the result. 1
+            needs the least memory. More save time on several cores, and take the memory of their activations and of
+            half a copy of the gradients. "auto": one for each core of a CPU if the activations of all but the first
+            are small (at most 128 MiB or the size of the accumulators, and a quarter of the memory that is left),
+            otherwise fewer; one on a GPU. `fit` prints the choice before the first update, unless verbose is 0.
 
     Returns:
-        The same model.
+        The same model. Its attribute `in_flight` is the number, or None before it is chosen.
 
     Raises:
-        ValueError: microbatch_size or in_flight is not a positive integer, or model is not a Keras model, or it has a
-            `train_step` of its own, which gradlab's would replace.
+        ValueError: an argument out of range, or a model with a `train_step` of its own, which gradlab's would replace.
 
     Example:
         >>> import keras, numpy as np
@@ -74,7 +76,8 @@ def microbatched(model: Model, microbatch_size: int, *, in_flight: int = 1) -> M
         2
     """
     _checks.positive_integer("microbatch_size", microbatch_size)
-    _checks.positive_integer("in_flight", in_flight)
+    if in_flight != "auto":
+        _checks.positive_integer("in_flight", in_flight, otherwise='"auto" or ')
     if not isinstance(model, keras.Model):
         raise ValueError(f"model must be a keras.Model. Received: {model!r}")
     if _has_own(model, "train_step"):
@@ -82,7 +85,7 @@ def microbatched(model: Model, microbatch_size: int, *, in_flight: int = 1) -> M
             "model must not have a train_step of its own, which gradlab's would replace: in it, accumulate with "
             f"gradlab.window.window_gradients. Received: {type(model).__name__}.train_step"
         )
-    _Steps(model, int(microbatch_size), int(in_flight)).install()
+    _Steps(model, int(microbatch_size), in_flight).install()
     return model
 
 
@@ -93,8 +96,8 @@ class _Steps:
     and TensorFlow save nothing of them.
     """
 
-    def __init__(self, model: keras.Model, microbatch_size: int, in_flight: int):
-        self._model, self._microbatch_size, self._in_flight = model, microbatch_size, in_flight
+    def __init__(self, model: keras.Model, microbatch_size: int, in_flight: int | str):
+        self._model, self._microbatch_size, self._in_flight, self._is_quiet = model, microbatch_size, in_flight, True
 
     def install(self) -> None:
         """Prepares what a compiled model needs, and sets the methods."""
@@ -104,6 +107,7 @@ class _Steps:
         names += [name for name in ("test_step", "predict_step") if not _has_own(self._model, name)]
         for name in names:
             object.__setattr__(self._model, name, self._method(name))
+        object.__setattr__(self._model, "in_flight", None if self._in_flight == "auto" else self._in_flight)
 
     def _method(self, name: str) -> Callable:
         """One of the methods below, with the signature and the docstring of the model's own."""
@@ -156,6 +160,7 @@ class _Steps:
                 f"Received: a model made in the scope of {type(model.distribute_strategy).__name__}"
             )
         check_stateless(model)
+        self._is_quiet = not (args[4] if len(args) > 4 else kwargs.get("verbose", "auto"))
         x: Any
         x, y = (args[i] if len(args) > i else kwargs.get(name) for i, name in enumerate("xy"))
         size = x.cardinality() if isinstance(x, tf.data.Dataset) else x.shape[0] if hasattr(x, "shape") else None
@@ -187,16 +192,25 @@ class _Steps:
         model = self._model
         with model.distribute_strategy.scope():
             if model.built and model.trainable_variables:
-                self._update.build()
+                if model.distribute_strategy.num_replicas_in_sync > 1:
+                    self._prepare_update(())
                 if not model.optimizer.built:
                     model.optimizer.build(model.trainable_variables)
-        return self._make("train", force, self._update.build, self._update.warn)
+        return self._make("train", force, self._prepare_update, self._update.warn)
+
+    def _prepare_update(self, specs: tuple) -> None:
+        """Creates what the update needs, and says how many micro-batches are in flight if it was chosen here."""
+        chosen = self._update.in_flight is None
+        in_flight = self._update.prepare(specs)
+        object.__setattr__(self._model, "in_flight", in_flight.count)
+        if chosen and not self._is_quiet:
+            print(in_flight)
 
     def make_test_function(self, force: bool = False) -> Any:
         """Creates the function that `evaluate` calls."""
         with self._model.distribute_strategy.scope():
             self._evaluation.build()
-        return self._make("test", force, self._evaluation.build)
+        return self._make("test", force, lambda specs: self._evaluation.build())
 
     def make_predict_function(self, force: bool = False) -> Any:
         """Creates the function that `predict` calls."""
@@ -208,7 +222,7 @@ class _Steps:
         Args:
             kind: "train", "test" or "predict".
             force: as in Keras.
-            before: called once before the function is traced, when the model's variables exist.
+            before: called with the types of (x, y, sample_weight) before the function is traced, if they are known.
             after: called after each call.
         """
         model, name = self._model, f"{kind}_function"
@@ -216,13 +230,13 @@ class _Steps:
             return getattr(model, name)
         with internals.without_xla(model):
             self._original(f"make_{name}")(True)
-        made = getattr(model, name)
+        made = in_one_call(model, kind, getattr(model, name))
 
         def function(data):
             nonlocal before
             with one_sentence_errors():
-                if before is not None and self._build(data, kind == "train"):
-                    before()
+                if before is not None:
+                    data = self._build(data, kind == "train", before)
                 before = None
                 logs = made(data)
             after()
@@ -231,17 +245,14 @@ class _Steps:
         setattr(model, name, function)
         return function
 
-    def _build(self, data: Any, training: bool) -> bool:
+    def _build(self, data: Any, training: bool, then: Callable) -> Any:
         """Creates all variables if the types of the data tell enough: TensorFlow traces twice what creates some."""
-        model = self._model
-        if not isinstance(data, tf.data.Iterator) or model.distribute_strategy.num_replicas_in_sync > 1:
-            return False
-        specs = keras.utils.unpack_x_y_sample_weight(data.element_spec)
-        known = (tf.TensorSpec, tf.SparseTensorSpec, tf.RaggedTensorSpec)
-        if not all(isinstance(spec, known) and spec.shape.rank for spec in tensors_of(specs)):
-            return False
-        internals.build_from_batch(model, specs, training)
-        return True
+        if self._model.distribute_strategy.num_replicas_in_sync == 1:
+            specs, data = types_of(data)
+            if specs is not None:
+                internals.build_from_batch(self._model, specs, training)
+                then(specs)
+        return data
 
     def train_step(self, data: Any) -> dict:
         """Makes one update from one batch."""

@@ -1,25 +1,25 @@
-"""What tracing a model's forward pass once shows: which variables it assigns, and what its losses divide by."""
+"""The plan of a window: which variables its forward passes carry along, and what its losses divide by."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import keras
 import tensorflow as tf
 
-from gradlab._batches import examples_of, map_tensors, microbatches, spec_of
+from gradlab._batches import examples_of, microbatches
 from gradlab.averaging import accumulation_dtype
 from gradlab.training import _keras_internals as internals
 from gradlab.training import batch_norm
 from gradlab.training.input_checks import label_rules
-from gradlab.training.metrics import MetricsPlan, plan_metrics
-from gradlab.training.objective import Objective, Term, common_divisor
+from gradlab.training.metrics import MetricsPlan
+from gradlab.training.objective import Term, common_divisor
 from gradlab.training.replicas import sum_over_replicas
+from gradlab.training.tracing import Traced
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The result of tracing one micro-batch's forward pass aside.
+    """What the forward passes of a window have in common.
 
     Attributes:
         carried: the Keras variables that a forward pass assigns, other than moving averages of batch normalization.
@@ -96,31 +96,27 @@ class Plan:
 
 def make_plan(
     model: keras.Model,
-    objective: Objective,
+    traced: Traced,
     batch: tuple,
     microbatch_size: int,
     *,
     training: bool = True,
-    with_metrics: bool = False,
     skip_nonfinite: bool = False,
 ) -> Plan:
-    """Traces one micro-batch's forward pass aside, and returns what it showed.
+    """Makes the plan of a window.
 
     Args:
         model: the model.
-        objective: its loss.
+        traced: what tracing its forward pass showed.
         batch: (x, y, sample_weight), this replica's part of the window.
         microbatch_size: the examples of a micro-batch, to count divisors if these must be known beforehand.
         training: whether to train the model or to evaluate it.
-        with_metrics: whether to update the model's metrics.
         skip_nonfinite: whether micro-batches may be left out.
 
     Raises:
         ValueError: the model or its losses cannot be computed in micro-batches, or not with skip_nonfinite.
     """
-    batch_norm.check(model, tf.distribute.get_strategy().num_replicas_in_sync)
-    divisors, found = _trace(model, objective, batch, training, with_metrics)
-    assigned, terms = found["assigned"], found["terms"]
+    assigned, terms = traced.assigned, traced.terms
     layers, calls = batch_norm.normalizing_layers(model, {key: times for key, (_, times) in assigned.items()})
     usual = [i for i, layer in enumerate(layers) if not layer.renorm and layer.momentum < 1]
     averages = batch_norm.MovingAverages([layers[i] for i in usual], [calls[i] for i in usual])
@@ -140,79 +136,28 @@ def make_plan(
         # evaluation has no gradient: its sums are divided at the end.
         counts = [None] * len(kinds)
         if "own" in kinds and training:
-            counts = sum_over_replicas(_count(divisors, batch, microbatch_size, len(kinds)))
+            counts = sum_over_replicas(_count(traced.divisors, batch, microbatch_size, len(kinds)))
         by_kind = {"sum": tf.ones([], accumulation_dtype(keras.config.floatx())), "examples": None}
         counts = [by_kind.get(kind, count) for count, kind in zip(counts, kinds)]
-    each = found["metrics"].counting
-    asks_for_examples = counts is not None or found["numbers"] or found["adding"]
+    each = traced.metrics.counting
+    asks_for_examples = counts is not None or traced.numbers or traced.adding
     return Plan(
         carried=carried,
-        once={i for i, v in enumerate(carried) if i not in seeds and id(v) not in each and not found["of_data"][id(v)]},
+        once={i for i, v in enumerate(carried) if i not in seeds and id(v) not in each and not traced.of_data[id(v)]},
         draws={i: assigned[id(carried[i])][1] for i in seeds},
         averages=averages,
         normalizing=[layer.name for layer in layers],
-        labels=label_rules(found["y"], terms),
+        labels=label_rules(traced.y, terms),
         kinds=kinds,
         loss_weights=[term.loss_weight for term in terms],
-        numbers=found["numbers"],
-        unknown=found["unknown"],
-        adding=found["adding"],
-        metrics=found["metrics"],
+        numbers=traced.numbers,
+        unknown=traced.unknown,
+        adding=traced.adding,
+        metrics=traced.metrics,
         examples=sum_over_replicas(examples_of(batch[0])) if asks_for_examples else None,
         divisors=counts,
         is_sum=counts is not None or kinds[0] == "sum",
     )
-
-
-def _trace(model: keras.Model, objective: Objective, batch: tuple, training: bool, with_metrics: bool) -> tuple:
-    """A function (x, y, sample_weight) -> the divisors of the loss' terms, and what tracing it showed."""
-    found: dict[str, Any] = {}
-    variables = {id(v): v for v in [*model.variables, *(model.metrics_variables if with_metrics else [])]}
-
-    @tf.function(autograph=False)
-    def divisors(x, y, sample_weight):
-        batch = x, y, sample_weight
-        before = {key: tf.identity(v.value) for key, v in variables.items()}
-        with internals.RecordingScope([(v, before[key]) for key, v in variables.items()]) as scope:
-            before = dict(scope.state_mapping)
-            y_pred = model(x, training=training)
-            in_call = set(scope.assigned)
-            terms = objective(batch, y_pred, scope.losses, examples_of(x))
-            in_loss = set(scope.assigned) - in_call
-            logs = model.compute_metrics(x, y, y_pred, sample_weight) if with_metrics else {}
-        from_data = _Dependence(tf.nest.flatten(batch, expand_composites=True))
-        of_data = {key: from_data(scope.state_mapping[key]) for key in scope.assigned}
-        plan = MetricsPlan()
-        if with_metrics:
-            metrics = _Dependence([before[id(v)] for v in model.metrics_variables if id(v) in before])
-            plan = plan_metrics(model, scope, before, in_loss, logs, from_data, metrics)
-        found.update(
-            terms=terms, assigned=scope.assigned, y=y, of_data=of_data, metrics=plan,
-            numbers=objective.numbers, unknown=objective.unknown,
-            adding=[] if objective.own else [internals.layer_that_added(model, loss) for loss in scope.losses],
-        )  # fmt: skip
-        return [term.divisor for term in terms]
-
-    divisors.get_concrete_function(*map_tensors(spec_of, batch))
-    return divisors, found
-
-
-class _Dependence:
-    """A function (tensor) -> whether a traced tensor was computed from one of some other tensors of its graph."""
-
-    def __init__(self, sources: list):
-        self._sources = {source.name for source in sources if source is not None}
-
-    def __call__(self, tensor: Any) -> bool:
-        waiting, seen = [tensor], set()
-        while waiting:
-            one = waiting.pop()
-            if one.name in self._sources:
-                return True
-            if one.op.name not in seen:
-                seen.add(one.op.name)
-                waiting.extend(one.op.inputs)
-        return False
 
 
 def _count(divisors: Callable, batch: tuple, microbatch_size: int, terms: int) -> list:

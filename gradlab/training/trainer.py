@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from gradlab import _checks
-from gradlab._batches import map_tensors, tensors_of
+from gradlab._batches import equal_nests, map_tensors, tensors_of
 from gradlab.training.checkpoint import Checkpoints
 from gradlab.training.clipping import clip_adaptively
 from gradlab.training.dataset_windows import DatasetWindows
@@ -46,7 +46,7 @@ class Trainer:
             sum of weight * loss over the sum of the weights: an average over tokens instead of examples, for example.
         adaptive_clipping: the `clipping` of `gradlab.clipping.clip_adaptively`, applied to the window's mean gradient.
             None: no adaptive clipping.
-        in_flight: the number of micro-batches that may be computed at once, as in `gradlab.microbatched`.
+        in_flight: the number of micro-batches that are computed at once, or "auto", as in `gradlab.microbatched`.
         jit_compile: compile each micro-batch's forward and backward pass with XLA.
 
     Raises:
@@ -74,11 +74,12 @@ class Trainer:
         accumulator_dtype: Any = None,
         weight_fn: Callable[[Any, Any], Any] | None = None,
         adaptive_clipping: float | None = None,
-        in_flight: int = 1,
+        in_flight: int | str = "auto",
         jit_compile: bool = False,
     ):
         _checks.positive_integer("microbatch_size", microbatch_size)
-        _checks.positive_integer("in_flight", in_flight)
+        if in_flight != "auto":
+            _checks.positive_integer("in_flight", in_flight, otherwise='"auto" or ')
         if adaptive_clipping is not None:
             _checks.positive_number("adaptive_clipping", adaptive_clipping)
         self.model, self.optimizer = model, keras.optimizers.get(optimizer)
@@ -101,8 +102,9 @@ class Trainer:
             clip=None if adaptive_clipping is None else partial(clip_adaptively, clipping=adaptive_clipping),
             jit=jit_compile,
         )
-        with self.strategy.scope():
-            self._update.build()
+        if self.strategy.num_replicas_in_sync > 1:
+            with self.strategy.scope():
+                self._update.prepare(())
         # The structure and the specifications of the windows for which the update was compiled.
         self._structure: Any = None
         self._specs: list = []
@@ -112,6 +114,11 @@ class Trainer:
     def updates(self) -> int:
         """The number of updates made so far."""
         return int(self.optimizer.iterations.numpy())
+
+    @property
+    def in_flight(self) -> int | None:
+        """The number of micro-batches that are computed at once; None before it is chosen, in the first update."""
+        return None if self._update.in_flight is None else self._update.in_flight.count
 
     def step(self, x: Any, y: Any, sample_weight: Any = None) -> Step:
         """Makes one update from one window.
@@ -174,6 +181,7 @@ class Trainer:
         bar = keras.utils.Progbar(updates, unit_name="update") if verbose and self._is_chief else None
         steps = []
         windows = DatasetWindows(dataset, self._window_size, epoch, examples)
+        is_chosen = self.in_flight is not None
         while done < updates:
             step = self._step(next(windows), self.strategy.num_replicas_in_sync)
             done += 1
@@ -181,6 +189,9 @@ class Trainer:
             if checkpoints is not None and (done % checkpoint_every == 0 or done == updates):
                 checkpoints.save(done, windows.epoch, windows.examples)
             if bar is not None:
+                if not is_chosen:
+                    print(self._update.in_flight)
+                    is_chosen = True
                 bar.update(done, [("loss", step.loss)] if step.applied else [])
             if on_update is not None:
                 on_update(step)
@@ -230,18 +241,25 @@ class Trainer:
         """The compiled update for windows like this one, of any number of examples. Usually there is only one."""
         specs = [tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype) for tensor in tensors_of(window)]
         structure = tf.nest.map_structure(lambda tensor: tensor is None, window)
-        if self._compiled is None or not _same(structure, self._structure) or not self._fits(specs):
-            if self._compiled is not None and _same(structure, self._structure):
+        if self._compiled is None or not equal_nests(structure, self._structure) or not self._fits(specs):
+            if self._compiled is not None and equal_nests(structure, self._structure):
                 # Only sizes inside the examples differ, such as the length of texts: leave those open from now on.
                 specs = [spec.most_specific_common_supertype([known]) for spec, known in zip(specs, self._specs)]
             self._structure, self._specs = structure, specs
 
-            def run(tensors, replicas):
+            def packed(tensors):
                 rest = iter(tensors)
-                packed = tf.nest.map_structure(lambda missing: None if missing else next(rest), structure)
-                return self.strategy.run(self._on_replica, args=(packed, replicas))
+                return tf.nest.map_structure(lambda missing: None if missing else next(rest), structure)
 
-            self._compiled = tf.function(run, input_signature=[specs, tf.TensorSpec([], tf.int32)], autograph=False)
+            def run(tensors, replicas):
+                return self.strategy.run(self._on_replica, args=(packed(tensors), replicas))
+
+            if self.strategy.num_replicas_in_sync == 1:
+                weighted = tf.function(self._weighted, autograph=False).get_concrete_function(*packed(specs))
+                self._update.prepare(weighted.structured_outputs)
+            signature = [specs, tf.TensorSpec([], tf.int32)]
+            compiled = tf.function(run, input_signature=signature, autograph=False)
+            self._compiled = compiled.get_concrete_function()
         return self._compiled
 
     def _fits(self, specs: list) -> bool:
@@ -250,17 +268,11 @@ class Trainer:
     def _on_replica(self, window: tuple, replicas: tf.Tensor) -> Outcome:
         if self.strategy.num_replicas_in_sync > 1:
             window = rows_of_replica(window, replicas)
-        x, y, sample_weight = window
+        return self._update(*self._weighted(*window))
+
+    def _weighted(self, x: Any, y: Any, sample_weight: Any) -> tuple:
+        """The window, with the weights of `weight_fn`."""
         if self._weight_fn is not None:
             weights = self._weight_fn(x, y)
             sample_weight = weights if sample_weight is None else weights * tf.cast(sample_weight, weights.dtype)
-        return self._update(x, y, sample_weight)
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Whether two nests have the same structure and equal leaves."""
-    try:
-        tf.nest.assert_same_structure(one, other)
-    except (ValueError, TypeError):
-        return False
-    return tf.nest.flatten(one) == tf.nest.flatten(other)
+        return x, y, sample_weight

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from gradlab.averaging import accumulation_dtype, divide, mean_norms, squared_norm
 from gradlab.training import batch_norm
+from gradlab.training.in_flight import InFlight
 from gradlab.training.metrics import CALLS_WARNING
 from gradlab.training.objective import Objective
 from gradlab.training.plan import Plan
@@ -59,7 +60,8 @@ class WindowUpdate:
         optimizer: a Keras optimizer. With several replicas it is changed for good: it no longer sums gradients itself.
         objective: the loss.
         microbatch_size: the examples of a micro-batch.
-        in_flight, accumulator_dtype, skip_nonfinite: as in `gradlab.window.Loop`.
+        in_flight: as in `gradlab.window.Loop`, or "auto": then `prepare` chooses it.
+        accumulator_dtype, skip_nonfinite: as in `gradlab.window.Loop`.
         clip: a function (mean gradients, variables, scale=loss scale) -> gradients, or None.
         jit: whether to compile each micro-batch's forward and backward pass with XLA.
         norms: whether to compute the norms of the micro-batches' gradients.
@@ -73,7 +75,7 @@ class WindowUpdate:
         objective: Objective,
         microbatch_size: int,
         *,
-        in_flight: int = 1,
+        in_flight: int | str = 1,
         accumulator_dtype: Any = None,
         skip_nonfinite: bool = False,
         clip: Callable[..., list] | None = None,
@@ -89,30 +91,49 @@ class WindowUpdate:
             norms,
         )
         self._dtype = accumulation_dtype(keras.config.floatx())
-        self._loop = Loop(in_flight, accumulator_dtype, self._dtype, skip_nonfinite=skip_nonfinite)
-        self._pass = WindowPass(model, objective, microbatch_size, self._loop, jit=jit, with_metrics=with_metrics)
+        self._loop = Loop(dtype=accumulator_dtype, weight_dtype=self._dtype, skip_nonfinite=skip_nonfinite)
+        self._pass = WindowPass(
+            model, objective, microbatch_size, in_flight, self._loop, jit=jit, with_metrics=with_metrics
+        )
         self._accumulators: list[tf.Variable] = []
         self._warned: set[str] = set()
 
-    def build(self) -> None:
-        """Creates an accumulator for each variable and replica; with several, call it in the strategy's scope."""
+    @property
+    def in_flight(self) -> InFlight | None:
+        """The number of micro-batches that are computed at once, with its reason; None before it is chosen."""
+        return self._pass.in_flight
+
+    def prepare(self, batch: tuple) -> InFlight:
+        """Chooses how many micro-batches to compute at once, and creates what has to exist before an update is traced.
+
+        With several replicas, call it in the strategy's scope.
+
+        Args:
+            batch: (x, y, sample_weight): tensors or their types. With several replicas it does not matter.
+
+        Returns:
+            The number of micro-batches that are computed at once.
+        """
         self._pass.build()
-        if self._loop.in_flight > 1:
-            return  # adding in place would run the micro-batches one after the other
         variables = self._model.trainable_variables
-        if self._accumulators and [v.shape for v in variables] == [a.shape for a in self._accumulators]:
-            return
+        dtypes = [tf.as_dtype(self._loop.dtype or accumulation_dtype(variable.dtype)) for variable in variables]
+        shapes = [tf.TensorShape(variable.shape) for variable in variables]
+        in_flight = self._pass.choose(batch, sum(t.size * shape.num_elements() for t, shape in zip(dtypes, shapes)))
+        # With several in flight, adding in place would run the micro-batches one after the other.
+        if in_flight.count > 1 or (self._accumulators and shapes == [a.shape for a in self._accumulators]):
+            return in_flight
         with tf.init_scope():
             self._accumulators = [
                 tf.Variable(
-                    tf.zeros(variable.shape, self._loop.dtype or accumulation_dtype(variable.dtype)),
+                    tf.zeros(shape, dtype),
                     trainable=False,
                     synchronization=tf.VariableSynchronization.ON_READ,  # each replica has its own
                     aggregation=tf.VariableAggregation.SUM,
                     name=f"{variable.path.replace('/', '_')}_accumulator",
                 )
-                for variable in variables
+                for variable, shape, dtype in zip(variables, shapes, dtypes)
             ]
+        return in_flight
 
     def __call__(self, x: Any, y: Any, sample_weight: Any = None) -> Outcome:
         """Processes the window and updates the model.
@@ -120,7 +141,7 @@ class WindowUpdate:
         Args:
             x, y, sample_weight: this replica's part of the effective batch, any nests; it may have no examples.
         """
-        self.build()
+        self.prepare((x, y, sample_weight))
         variables = self._model.trainable_variables
         scale = self._optimizer.scale_loss(tf.ones([], self._dtype))
         passed = self._pass(

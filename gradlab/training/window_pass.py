@@ -1,17 +1,20 @@
 """One pass of a Keras model over a window, micro-batch by micro-batch: the part that training and evaluation share."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-from gradlab._batches import examples_of, map_tensors, rows_of, spec_of, tensors_of
+from gradlab._batches import equal_nests, examples_of, map_tensors, spec_of
 from gradlab.training import _keras_internals as internals
-from gradlab.training.additivity import Additivity, both_halves, factors, rounding
+from gradlab.training.additivity import Additivity, factors, of_halves
+from gradlab.training.in_flight import InFlight, choose
 from gradlab.training.input_checks import check_stateless, checked_batch
 from gradlab.training.objective import Objective, Term, common_divisor, total_loss
 from gradlab.training.plan import Plan, make_plan
+from gradlab.training.tracing import Traced, trace_forward
 from gradlab.window import Loop, Microbatch, Sums, accumulate
 
 
@@ -19,7 +22,7 @@ class Passed(NamedTuple):
     """The result of a pass.
 
     Attributes:
-        plan: what tracing the forward pass showed.
+        plan: what the forward passes have in common.
         sums: the result of the loop.
         values: the values of the plan's carried variables after the window.
         statistics: the sums for the moving averages of batch normalization.
@@ -51,10 +54,14 @@ class WindowPass:
         model: the Keras model.
         objective: the loss.
         microbatch_size: the examples of a micro-batch.
-        loop: the settings of the loop.
+        in_flight: the number of micro-batches to compute at once, or "auto".
+        loop: the other settings of the loop.
         training: whether to train the model or to evaluate it.
         jit: whether to compile each micro-batch's forward and backward pass with XLA.
         with_metrics: whether to update the model's metrics.
+
+    Attributes:
+        in_flight: the number of micro-batches that are computed at once, with its reason; None before it is chosen.
     """
 
     def __init__(
@@ -62,6 +69,7 @@ class WindowPass:
         model: keras.Model,
         objective: Objective,
         microbatch_size: int,
+        in_flight: int | str,
         loop: Loop,
         *,
         training: bool = True,
@@ -70,7 +78,9 @@ class WindowPass:
     ):
         self._model, self._objective, self._microbatch_size, self._loop = model, objective, microbatch_size, loop
         self._training, self._jit, self._with_metrics = training, jit, with_metrics
+        self.in_flight = None if in_flight == "auto" else InFlight(int(in_flight), "as asked for")
         self._additivity = Additivity()
+        self._traced: tuple[Any, Traced] | None = None  # handed from `choose` to the next window of these types
         self._names: list[str] = []  # of the losses that are judged; the last of them must be sums
         self._sums = 0
 
@@ -79,6 +89,32 @@ class WindowPass:
         self._additivity.build()
         if tf.distribute.get_strategy().num_replicas_in_sync == 1:
             internals.create_global_seed()
+
+    def choose(self, batch: tuple, accumulators: int) -> InFlight:
+        """How many micro-batches to compute at once: chosen now, unless that is settled.
+
+        Args:
+            batch: (x, y, sample_weight): tensors or their types.
+            accumulators: the bytes of the summed gradients.
+        """
+
+        def trace():
+            specs = map_tensors(spec_of, batch)
+            self._traced = specs, self._trace(specs)
+            return self._traced[1].graph
+
+        if self.in_flight is None:
+            self.in_flight = choose(trace, self._microbatch_size, accumulators)
+        return self.in_flight
+
+    def _trace(self, specs: tuple) -> Traced:
+        """What one forward pass shows."""
+        kept, self._traced = self._traced, None
+        if kept is not None and equal_nests(specs, kept[0]):
+            return kept[1]
+        return trace_forward(
+            self._model, self._objective, specs, training=self._training, with_metrics=self._with_metrics
+        )
 
     def warnings(self) -> list[str]:
         """What a user should know of losses that gradlab cannot add up or check, once, after the first window."""
@@ -103,14 +139,14 @@ class WindowPass:
         """
         check_stateless(self._model)
         self.build()
+        in_flight = self.choose(batch, sum(a.dtype.size * a.shape.num_elements() for a in accumulators or ()))
         dtype = self._loop.weight_dtype
         plan = make_plan(
             self._model,
-            self._objective,
+            self._trace(map_tensors(spec_of, batch)),
             batch,
             self._microbatch_size,
             training=self._training,
-            with_metrics=self._with_metrics,
             skip_nonfinite=self._loop.skip_nonfinite,
         )
         first, examples = plan.begin(), examples_of(batch[0])
@@ -129,7 +165,7 @@ class WindowPass:
             (first, plan.averages.zeros(dtype), no_terms, plan.metrics.no_logs()),
             record=record,
             accumulators=accumulators,
-            loop=self._loop,
+            loop=dataclasses.replace(self._loop, in_flight=in_flight.count),
         )
         values, statistics, term_sums, logs = sums.state
         return Passed(plan, sums, values, statistics, term_sums, logs, unit, is_mean)
@@ -189,7 +225,7 @@ class WindowPass:
 
         def losses(part, change):
             with plan.scope(values) as scope:
-                return _of_halves(self._model, self._objective, part, scope, training, change, self._loop.weight_dtype)
+                return of_halves(self._model, self._objective, part, scope, training, change, self._loop.weight_dtype)
 
         return self._additivity.kinds(self._names, len(plan.numbers), self._sums, losses, batch, self._microbatch_size)
 
@@ -205,56 +241,6 @@ class WindowPass:
 
         evaluate.get_concrete_function(map_tensors(spec_of, batch[0]))
         return len(added) == len(plan.adding)
-
-
-def _of_halves(
-    model: keras.Model, objective: Objective, batch: tuple, scope: Any, training: bool, change: Callable, dtype: Any
-) -> tuple:
-    """The losses of a batch, of the same batch once more, and of its halves, as `Additivity.kinds` asks for them.
-
-    Unless layers add losses, the halves share one forward pass, so it does not matter whether the model draws random
-    numbers.
-    """
-    examples, known = examples_of(batch), tensors_of(batch)[0].shape[0]
-    near: list[float] = []
-
-    def rows_of_batch(rows):
-        return batch if rows is None else map_tensors(lambda tensor: rows_of(tensor, rows), batch)
-
-    def losses(part, y_pred, added):
-        found = objective.one_by_one(part, y_pred, added)
-        near[:] = [rounding(loss.dtype) for loss in found]
-        return tf.stack([tf.cast(loss, dtype) for loss in found])
-
-    def of_model(rows):
-        scope.losses.clear()
-        part = rows_of_batch(rows)
-        y_pred = change(model(part[0], training=training))
-        return losses(part, y_pred, scope.losses), y_pred
-
-    def of_loss(rows):
-        return losses(rows_of_batch(rows), y_pred if rows is None else _predictions(y_pred, rows, known), [])
-
-    whole, y_pred = of_model(None)
-    others = (None, *both_halves(examples))
-    return whole, *(of_model(rows)[0] if scope.losses else of_loss(rows) for rows in others), near
-
-
-def _predictions(y_pred: Any, rows: slice, known: int | None) -> Any:
-    """Some rows of predictions and of their masks, for a batch whose number of examples may be known.
-
-    What is known to have another number of rows stays whole.
-    """
-
-    def cut(tensor):
-        if not tensor.shape.rank or tensor.shape[0] != known:
-            return tensor
-        part, mask = rows_of(tensor, rows), internals.mask_of(tensor)
-        if mask is not None:
-            internals.set_mask(part, rows_of(mask, rows))
-        return part
-
-    return map_tensors(cut, y_pred)
 
 
 def _weight(plan: Plan, terms: list[Term], examples: tf.Tensor) -> tf.Tensor:

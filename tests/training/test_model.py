@@ -429,13 +429,13 @@ def test_evaluation_on_two_devices(family, two_devices):
 
 
 def test_fit_makes_its_variables_beforehand_and_no_norms(monkeypatch):
-    while_tracing, norms, build = [], [], update.WindowUpdate.build
+    while_tracing, norms, prepare = [], [], update.WindowUpdate.prepare
 
-    def recorded(self):
+    def recorded(self, batch):
         while_tracing.append(tf.inside_function())
-        build(self)
+        prepare(self, batch)
 
-    monkeypatch.setattr(update.WindowUpdate, "build", recorded)
+    monkeypatch.setattr(update.WindowUpdate, "prepare", recorded)
     monkeypatch.setattr(update, "mean_norms", lambda *args: norms.append(args))
     small = gradlab.microbatched(large_batch.build("dense"), 3)
     small.compile("adam", **large_batch.loss("dense"))
@@ -651,7 +651,7 @@ REFUSED = {
     ),
     "in_flight": (
         lambda: gradlab.microbatched(keras.Sequential(), 2, in_flight=0),
-        "in_flight must be a positive integer. Received: 0",
+        'in_flight must be "auto" or a positive integer. Received: 0',
     ),
 }  # fmt: skip
 
