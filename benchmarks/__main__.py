@@ -28,12 +28,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
     if asked.quick and asked.write:
         parser.error("--quick must be used without --write, because its figures mean nothing. Received: both")
+    commit = report.environment()["commit"] if asked.write else None
+    if commit is not None and commit.endswith("+"):
+        parser.error(f"--write must run on a clean commit, which the figures then name. Received: {commit}")
     if asked.quick:
         asked.repeats = asked.processes = 1
     found = report.read() if asked.write else {}
     measure: dict[str, Callable] = {
         "speed": lambda: _speed(asked, found.get("speed", {"cells": [], "rounds": {}})),
         "memory": lambda: [memory.measure(asked.processes, asked.ways, found.get("memory"))],
+        "curve": lambda: [memory.curve(asked.processes)],
         "growth": lambda: [growth.measure(asked.processes)],
         "training": lambda: [training.measure(asked.repeats)],
     }
@@ -42,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for result in measure[table]():  # written after each network, so that a later failure loses no measurement
             found[table] = result
             if asked.write:
-                found["environment"] = report.environment()
+                found["environment"] = report.environment() | {"commit": commit}
                 report.write(found)
     print(report.as_markdown(found) if found else json.dumps(found))
 
@@ -51,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    tables, networks = ["speed", "memory", "growth", "training"], list(speed.SHAPES)
+    tables, networks = ["speed", "memory", "curve", "growth", "training"], list(speed.SHAPES)
     parser.add_argument("--tables", nargs="+", choices=tables, default=tables, help="the tables to measure")
     parser.add_argument(
         "--networks", nargs="+", choices=networks, default=networks, help="the networks of the speed table"

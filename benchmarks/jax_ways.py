@@ -71,9 +71,9 @@ def _forward(layers: tuple[tuple, ...], left: Iterator[jax.Array], x: jax.Array,
                 x = x + _forward(inner, left, x, real, jax.random.fold_in(dropout_key, number))
             case "conv", _, _, padding:
                 dimensions = ("NHWC", "HWIO", "NHWC")
-                x = jax.lax.conv_general_dilated(
-                    x, next(left), (1, 1), padding.upper(), dimension_numbers=dimensions
-                ) + next(left)
+                kernel = next(left)
+                x = jax.lax.conv_general_dilated(x, kernel, (1, 1), padding.upper(), dimension_numbers=dimensions)
+                x = x + next(left)
             case ("pool",):
                 x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
             case ("mean of pixels",):

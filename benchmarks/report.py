@@ -15,6 +15,8 @@ TITLES = {
     "lenet": "LeNet with dropout, 100 examples per update",
     "dense": "Dense 784-128-10, 100 examples per update",
     "vgg16": "VGG-16 at 64x64, 32 examples per update",
+    "transformer": "Transformer of two blocks, texts of 8 to 64 tokens padded to 64, 64 texts per update",
+    "resnet": "Two residual blocks with group normalization, images of 32x32, 64 examples per update",
 }
 
 
@@ -83,11 +85,14 @@ def as_markdown(found: dict) -> str:
             parts.append(f"Left out, because they are not installed: {', '.join(found['speed']['missing'])}.")
     if "memory" in found:
         parts += ["**Peak memory of an update, VGG-16 at 64x64, k x b**", memory.as_table(found["memory"])]
-        one = found["memory"]["one example"]
+        in_fit, alone = (found["memory"]["one example"][way] for way in speed.REFERENCES)
         parts.append(
             f"Each figure includes {found['memory']['weights']:.0f} MiB for the weights and twice that for Adam's "
-            "averages." + ("" if one is None else f" A big batch of one example needs {one:.0f} MiB in all.")
+            f"averages. A big batch of one example needs {in_fit:.0f} MiB in `fit`, {alone:.0f} MiB in your function."
         )
+    if "curve" in found:
+        title = "Peak memory of the whole process, residual network at 32x32, and what trains in 1, 2 and 4 GiB"
+        parts += [f"**{title}**", memory.curve_as_table(found["curve"])]
     if "growth" in found:
         parts += ["**Growth of time and memory**", growth.as_table(found["growth"])]
     if "training" in found:

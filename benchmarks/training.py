@@ -33,7 +33,7 @@ def measure(rounds: int, say: Callable[..., None] = print) -> dict:
             for way, (network, k, b, updates) in TRAININGS.items():
                 for worker in workers:
                     say(f"{way}, {worker.setting}")
-                    seconds = worker.seconds(way, network, k, b, updates)
+                    seconds = worker.seconds(way, "", network, k, b, updates)
                     found[way][worker.setting].append(1000 * seconds / updates)
     finally:
         for worker in workers:

@@ -217,11 +217,11 @@ class Trainer:
         """Makes one update. The window is divided among a number of replicas: those of this worker, or all of them."""
         window = map_tensors(tf.convert_to_tensor, window)
         check_lengths(window)
-        before = self.updates
         with one_sentence_errors():
             outcome = self._function(window)(tensors_of(window), tf.constant(replicas))
         self._update.warn()
         local = self.strategy.experimental_local_results
+        before, updates, skipped = (int(local(each)[0]) for each in (outcome.before, outcome.updates, outcome.skipped))
         losses, weights, gradient_norms = (
             np.concatenate([tensor.numpy() for tensor in local(each)])
             for each in (outcome.losses, outcome.weights, outcome.gradient_norms)
@@ -231,10 +231,10 @@ class Trainer:
             weights=weights,
             gradient_norms=gradient_norms,
             window_gradient_norm=float(local(outcome.window_gradient_norm)[0]),
-            update=self.updates,
+            update=updates,
             loss=float(local(outcome.loss)[0]),
-            applied=self.updates > before,
-            skipped=int(local(outcome.skipped)[0]),
+            applied=updates > before,
+            skipped=skipped,
         )
 
     def _function(self, window: tuple) -> Callable:

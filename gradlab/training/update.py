@@ -31,6 +31,7 @@ class Outcome(NamedTuple):
         gradient_norms: the norm of each one's mean gradient, shape (micro-batches,), or None.
         window_gradient_norm: the norm of the window's mean gradient over all replicas, without regularization, before
             any clipping, a scalar.
+        before, updates: the optimizer's `iterations` before and after the update, scalars.
     """
 
     loss: tf.Tensor
@@ -41,6 +42,8 @@ class Outcome(NamedTuple):
     weights: tf.Tensor
     gradient_norms: tf.Tensor | None
     window_gradient_norm: tf.Tensor
+    before: tf.Tensor
+    updates: tf.Tensor
 
 
 class WindowUpdate:
@@ -189,6 +192,7 @@ class WindowUpdate:
             gradients = self._clip(gradients, variables, scale=scale)
         # Keras requests one batch too many from a dataset of unknown size. Waiting for the window keeps that call from
         # counting in `iterations` and from decaying weights.
+        before = tf.identity(self._optimizer.iterations.value)
         with tf.control_dependencies([weight]):
             if variables:
                 apply_gradients(
@@ -205,6 +209,8 @@ class WindowUpdate:
             weights=sums.weights,
             gradient_norms=norms,
             window_gradient_norm=window_gradient_norm,
+            before=before,
+            updates=tf.identity(self._optimizer.iterations.value),
         )
 
 
