@@ -18,7 +18,7 @@ SHAPES = {
     "transformer": ((1, 64), (4, 16), (16, 4)),
     "resnet": ((1, 64), (4, 16), (16, 4)),
 }
-SECONDS = 0.5  # the least time that one measurement should take
+SECONDS = 0.5
 LIMIT, FIRST_LIMIT = (
     60,
     180,
@@ -97,6 +97,7 @@ def measure(
     rounds: int,
     shapes: Sequence[tuple[int, int]] | None = None,
     settings: Sequence[str] = tuple(SETTINGS),
+    seconds: float = SECONDS,
     say: Callable[..., None] = print,
 ) -> tuple[list[dict], list[str]]:
     """Times every way in every setting. In each round they take turns; every second round has the reverse order.
@@ -106,6 +107,7 @@ def measure(
         rounds: the number of rounds.
         shapes: the pairs (k, b) to measure. None: those of `SHAPES`.
         settings: the keys of `benchmarks.worker.SETTINGS` to measure in.
+        seconds: the least time that one measurement should take.
         say: called with each line of progress, as `print` would be.
 
     Returns:
@@ -121,7 +123,7 @@ def measure(
         cells = []
         for k, b in SHAPES[network] if shapes is None else shapes:
             say(f"{network} {k} x {b}", flush=True)
-            cells += _cells(network, k, b, _rounds(workers, network, k, b, rounds, say), order)
+            cells += _cells(network, k, b, _rounds(workers, network, k, b, rounds, seconds, say), order)
         return cells, sorted({worker.missing for worker in workers if worker.missing})
     finally:
         for worker in workers:
@@ -129,7 +131,7 @@ def measure(
 
 
 def _rounds(
-    workers: list[Worker], network: str, k: int, b: int, rounds: int, say: Callable
+    workers: list[Worker], network: str, k: int, b: int, rounds: int, seconds: float, say: Callable
 ) -> dict[tuple, list[float]]:
     """{(way, variant, setting): the milliseconds per update in each round}."""
     asked = {
@@ -141,7 +143,7 @@ def _rounds(
     for key, (worker, *shape) in list(asked.items()):
         try:
             rough = worker.seconds(*key[:2], network, *shape, updates=2, limit=FIRST_LIMIT) / 2
-            updates = _updates(key[0], SECONDS / 5, rough)
+            updates = _updates(key[0], seconds / 5, rough)
             first[key] = worker.seconds(*key[:2], network, *shape, updates=updates) / updates
         except RuntimeError as error:
             say(str(error))
@@ -154,9 +156,8 @@ def _rounds(
     for number in range(rounds):
         for key in list(asked) if number % 2 else reversed(asked):
             worker, *shape = asked[key]
-            updates = _updates(key[0], SECONDS, first[key])
-            seconds = worker.seconds(*key[:2], network, *shape, updates=updates)
-            found[key].append(1000 * seconds / updates)
+            updates = _updates(key[0], seconds, first[key])
+            found[key].append(1000 * worker.seconds(*key[:2], network, *shape, updates=updates) / updates)
     return found
 
 

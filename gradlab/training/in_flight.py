@@ -31,10 +31,10 @@ class InFlight:
 def choose(trace: Callable[[], tf.Graph], microbatch_size: int, accumulators: int) -> InFlight:
     """Chooses how many micro-batches to compute at once.
 
-    On a CPU, as many as there are cores, as long as the activations of all but the first take no more memory than
-    128 MiB or the accumulators, whichever is more, and no more than a quarter of what the process can still get.
-    Otherwise fewer, and at least one. One on a GPU, whose kernels fill it, and one for several replicas, which share
-    the cores already.
+    On a CPU, as many as there are cores, as long as the activations and gradients of all but the first take no more
+    memory than 128 MiB or twice the accumulators, whichever is more, and no more than a quarter of what the process can
+    still get. Otherwise fewer, and at least one. One on a GPU, whose kernels fill it, and one for several replicas,
+    which share the cores already.
 
     Args:
         trace: a function () -> the traced forward pass of a micro-batch, with None where the number of examples
@@ -50,12 +50,13 @@ def choose(trace: Callable[[], tf.Graph], microbatch_size: int, accumulators: in
     cores = tf.config.threading.get_inter_op_parallelism_threads() or runtime.cores()
     if cores == 1:
         return InFlight(1, "because one operation runs at a time")
-    one = activation_bytes(trace(), microbatch_size)
-    if one is None:
+    activations = activation_bytes(trace(), microbatch_size)
+    if activations is None:
         return InFlight(1, "because the size of its activations is unknown")
-    room, available = max(SMALL, accumulators), runtime.available_memory() / 4
+    one = activations + accumulators  # a gradient waits until those of the micro-batches before it are added
+    room, available = max(SMALL, 2 * accumulators), runtime.available_memory() / 4
     count = int(min(cores, 1 + min(room, available) // max(1, one)))
-    size = f"whose activations take {one / MEBIBYTE:.3g} MiB each"
+    size = f"whose activations and gradients take {one / MEBIBYTE:.{int(one < 10 * MEBIBYTE)}f} MiB each"
     if count == cores:
         return InFlight(count, f"one for each core, {size}")
     return InFlight(count, f"because memory is short, {size}" if available < room else size)

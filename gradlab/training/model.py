@@ -55,10 +55,10 @@ def microbatched(model: Model, microbatch_size: int, *, in_flight: int | str = "
         model: any Keras model: functional, sequential or subclassed. It need not be compiled yet.
         microbatch_size: the largest number of examples to compute at once.
         in_flight: the number of micro-batches that are computed at once, which does not change a bit of the result. 1
-            needs the least memory. More save time on several cores, and take the memory of their activations and of
-            half a copy of the gradients. "auto": one for each core of a CPU if the activations of all but the first
-            are small (at most 128 MiB or the size of the accumulators, and a quarter of the memory that is left),
-            otherwise fewer; one on a GPU. `fit` prints the choice before the first update, unless verbose is 0.
+            needs the least memory. More save time on several cores, and each has activations and gradients of its own.
+            "auto": one for each core of a CPU if those of all but the first are small (at most 128 MiB or twice the
+            accumulators, and a quarter of the memory that is left), otherwise fewer; one on a GPU. `fit` prints the
+            choice before the first update, unless verbose is 0.
 
     Returns:
         The same model. Its attribute `in_flight` is the number, or None before it is chosen.

@@ -2,11 +2,10 @@
 
 import json
 
-import numpy as np
 import pytest
 
 import benchmarks.__main__ as benchmark
-from benchmarks import growth, guard, memory, networks, report, speed
+from benchmarks import growth, guard, memory, report, speed
 from gradlab.lab.figures import plots
 
 CELLS = [
@@ -20,39 +19,9 @@ CELLS = [
         "spread": [1, 2],
         "ratio": ratio,
     }
-    for way, ratio in (("big batch", 1.0), ("gradlab", 1.5))
+    for way, ratio in (("big batch", 1.0), ("gradlab in your function", 1.5))
     for k, b in speed.SHAPES["lenet"]
 ]
-
-
-def parameters(network) -> int:
-    return sum(int(np.prod(shape)) for shape in network.model.shapes.values())
-
-
-@pytest.mark.parametrize("name", speed.SHAPES)
-def test_every_framework_has_the_same_network(name):
-    """Keras and PyTorch build as many parameters as gradlab, so all of them time the same network."""
-    from benchmarks.tensorflow_ways import keras_model
-
-    network = networks.build(name)
-    assert keras_model(network).count_params() == parameters(network)
-    torch_ways = pytest.importorskip(
-        "benchmarks.torch_ways", reason="PyTorch is not installed (extra bench)", exc_type=ImportError
-    )
-    assert sum(weight.numel() for weight in torch_ways.module(network).parameters()) == parameters(network)
-
-
-def test_jax_network_gives_the_same_loss():
-    jax_ways = pytest.importorskip(
-        "benchmarks.jax_ways", reason="JAX is not installed (extra bench)", exc_type=ImportError
-    )
-    import jax
-
-    network = networks.build("dense")
-    x, y = networks.batch(network, 8)
-    weights, mean_loss = jax_ways.functions(network)
-    ours = network.model.losses(network.model.initial_weights(0), x, y).numpy().mean()
-    np.testing.assert_allclose(mean_loss(weights, x, y, jax.random.key(0)), ours, rtol=1e-5)
 
 
 def test_command_line(capsys):
@@ -81,7 +50,8 @@ def test_quick_run_measures_every_way_and_writes_no_file(capsys):
 
 @pytest.mark.slow
 def test_memory_is_measured():
-    assert memory.growth("tensorflow-auto", "gradlab", "dense", 2, 4) > 1
+    added = memory.growth("tensorflow-auto", "gradlab in fit", "dense", 2, 4)
+    assert 1 < added < memory.growth("tensorflow-auto", "gradlab in fit", "dense", 2, 4, "--whole")
     assert memory.growth("tensorflow-auto", "no such way", "dense", 2, 4) is None
 
 
@@ -104,12 +74,44 @@ def test_growth_table_of_known_rows():
 def test_tables_and_figure_of_known_cells():
     table = speed.as_table(CELLS, "lenet")
     assert table.splitlines()[0].endswith("| 1 x 100 | 5 x 20 | 10 x 10 | 20 x 5 | 100 x 1 |")
-    assert "| gradlab | 1.5 (1.50) |" in table
-    assert "gradlab: 1 x 100 1.50" in plots.speed(CELLS).get_label()
+    assert "| gradlab in your function | 1.5 (1.50) |" in table
+    assert "gradlab in your function: 1 x 100 1.50" in plots.speed(CELLS).get_label()
     with pytest.raises(ValueError, match="cells must hold some of the network. Received: none of 'vgg16'"):
         plots.speed(CELLS, "vgg16")
     words = report.as_markdown({"speed": {"cells": CELLS, "missing": ["torch"]}})
     assert "**LeNet" in words and "Left out, because they are not installed: torch." in words
+
+
+def test_of_several_variants_and_settings_the_fastest_counts_and_fit_is_compared_with_fit():
+    found = {
+        ("big batch", "", "a"): [2.0, 2.0], ("big batch", "", "b"): [1.0, 1.0],
+        ("big batch in fit", "", "a"): [4.0, 8.0], ("gradlab in fit", "", "a"): [6.0, 8.0], ("PyTorch loop", "eager", "c"): [9.0, 9.0],
+        ("PyTorch loop", "compiled", "c"): [3.0, 5.0],
+    }  # fmt: skip
+    order = ["big batch in fit", "gradlab in fit", "big batch", "PyTorch loop"]
+    cells = speed._cells("dense", 2, 4, found, order)
+    assert [(cell["way"], cell["setting"], cell["ratio"]) for cell in cells] == [
+        ("big batch in fit", "a", 1.0), ("gradlab in fit", "a", 1.25), ("big batch", "b", 1.0),
+        ("PyTorch loop", "c, compiled", 4.0),
+    ]  # fmt: skip
+
+
+def test_the_largest_batch_that_fits():
+    rows = [
+        {"way": way, "k": k, "mebibytes": mebibytes}
+        for way, sizes in {"big batch": (600, 1500, 9000), "gradlab in fit": (600, 610, None)}.items()
+        for k, mebibytes in zip((1, 8, 64), sizes)
+    ]
+    table = memory.curve_as_table(rows)
+    assert "| gradlab in fit | 600 | 610 | - |" in table
+    assert "| big batch | 4 | 32 | 32 |" in table and "| gradlab in fit | 32 or more |" in table
+
+
+def test_figures_are_written_on_a_clean_commit_only(monkeypatch, capsys):
+    monkeypatch.setattr(report, "environment", lambda: {"commit": "abc+"})
+    with pytest.raises(SystemExit):
+        benchmark.main(["--write"])
+    assert "--write must run on a clean commit, which the figures then name. Received: abc+" in capsys.readouterr().err
 
 
 def test_the_published_tables_are_the_measured_ones():
@@ -117,7 +119,8 @@ def test_the_published_tables_are_the_measured_ones():
     found = report.read()
     published = report.RESULTS.read_text()
     assert report.between_markers(published, report.as_markdown(found)) == published
-    assert set(found) == {"speed", "memory", "growth", "training", "environment"}
+    assert set(found) == {"speed", "memory", "curve", "growth", "training", "environment"}
+    assert not found["environment"]["commit"].endswith("+")
     assert set(found["speed"]["rounds"]) == set(speed.SHAPES) and min(found["speed"]["rounds"].values()) >= 7
     with pytest.raises(ValueError, match="RESULTS.md must contain the markers"):
         report.between_markers("no markers", "tables")
@@ -127,7 +130,7 @@ def test_the_guard_names_what_is_slower_and_nothing_else():
     recorded = json.loads(guard.RECORDED.read_text())
     assert set(recorded) == set(guard.CASES)
     assert guard.too_slow(recorded, recorded) == []
-    slower = recorded | {"lenet 20x5": 1.31 * recorded["lenet 20x5"]}
+    slower = recorded | {"fit, lenet 20x5": 1.31 * recorded["fit, lenet 20x5"]}
     assert len(guard.too_slow(slower, recorded)) == 1
 
 
@@ -135,11 +138,11 @@ def test_the_guard_names_what_is_slower_and_nothing_else():
 def test_a_worker_reports_errors_and_goes_on():
     worker = speed.Worker("tensorflow-auto")
     try:
-        with pytest.raises(RuntimeError, match="nothing, dense, 1 x 8, tensorflow-auto: KeyError"):
-            worker.seconds("nothing", "dense", 1, 8, 1)
-        assert worker.seconds("big batch", "dense", 1, 8, 1) > 0
+        with pytest.raises(RuntimeError, match="nothing , dense, 1 x 8, tensorflow-auto: KeyError"):
+            worker.seconds("nothing", "", "dense", 1, 8, 1)
+        assert worker.seconds("big batch", "", "dense", 1, 8, 1) > 0
         with pytest.raises(RuntimeError, match="the process ended, or took longer than 0.01 s"):
-            worker.seconds("gradlab", "dense", 2, 4, 1000, limit=0.01)
-        assert worker.seconds("big batch", "dense", 1, 8, 1) > 0
+            worker.seconds("gradlab in fit", "", "dense", 2, 4, 1000, limit=0.01)
+        assert worker.seconds("big batch", "", "dense", 1, 8, 1) > 0
     finally:
         worker.close()
