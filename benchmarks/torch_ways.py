@@ -111,17 +111,21 @@ def tensors(x: np.ndarray, y: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(x), torch.from_numpy(y.astype("int64"))
 
 
-def _loop(fused: bool = False, compiled: bool = False) -> Way:
+def _loop(fused: bool = False, compiled: bool = False, channels_last: bool = False) -> Way:
     """Backward passes of loss / k for k micro-batches, then one optimizer step.
 
     fused: whether Adam changes all weights in one operation. compiled: whether torch.compile compiles the forward and
-    backward passes of a micro-batch.
+    backward passes of a micro-batch. channels_last: whether images lie in memory with their channels last.
     """
 
     def way(network, k, b, x, y):
+        if channels_last and x.ndim != 4:
+            raise RuntimeError("only images have channels")
         model = module(network).train()
         optimizer = torch.optim.Adam(model.parameters(), 1e-3, fused=fused)
         inputs, classes = tensors(x, y)
+        if channels_last:
+            model, inputs = model.to(memory_format=torch.channels_last), inputs.to(memory_format=torch.channels_last)
 
         def loss_of(inputs, classes):
             return nn.functional.cross_entropy(model(inputs), classes) / k
@@ -151,6 +155,7 @@ WAYS: dict[str, dict[str, Way]] = {
     "PyTorch loop": {
         "eager": _loop(),
         "fused Adam": _loop(fused=True),
+        "fused Adam, channels last": _loop(fused=True, channels_last=True),
         "torch.compile, fused Adam": _loop(fused=True, compiled=True),
     }
 }

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from gradlab._batches import microbatches
+from gradlab._shared_kernels import additions_to_convolutions
 from gradlab.averaging import accumulation_dtype, all_finite, divide, mean_norms, squared_norm
 
 
@@ -74,8 +75,8 @@ class Loop:
 
     Attributes:
         in_flight: the number of micro-batches that may be computed at once. With 1, the loop needs the memory of one
-            micro-batch, however many there are. Each further one adds its activations, and saves time if micro-batches
-            are small.
+            micro-batch, however many there are. Each further one adds its activations and its gradient, and saves time
+            on several cores.
         dtype: the type in which gradients are summed. None: float32 for half-precision variables, else the variable's
             own type.
         weight_dtype: the type of losses, weights and records.
@@ -150,7 +151,8 @@ def accumulate(
     def body(step, sums, total, skipped, state, arrays):
         result, gradients = _differentiate(forward, variables, microbatch(step), step, state, loop.weight_dtype)
         reached[:] = [gradient is not None for gradient in gradients]
-        weight = tf.cast(result.weight, loop.weight_dtype)
+        with tf.control_dependencies(additions_to_convolutions(loop.in_flight)):
+            weight = tf.identity(tf.cast(result.weight, loop.weight_dtype))
 
         def take():
             added = [_add(sum_, gradient) for sum_, gradient in zip(accumulators or sums, gradients)]

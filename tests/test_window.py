@@ -1,8 +1,12 @@
 """The loop over a window's micro-batches."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import tensorflow as tf
+from paths import SUPPORT
 
 from gradlab.window import Loop, Microbatch, accumulate, window_gradients
 
@@ -215,3 +219,26 @@ def test_sizes_of_numpy_are_numbers_too():
     w = tf.Variable(1.0)
     window = tf.function(lambda: window_gradients(lambda x, n: w * x, [w], tf.ones(4), tf.ones(4), np.int64(2)))()
     assert window.losses.shape == [2] and float(window.gradients[0]) == 1
+
+
+def test_a_convolution_with_another_tensor_added_to_it():
+    """TensorFlow's kernel for both at once must not run for two micro-batches at a time."""
+    done = subprocess.run([sys.executable, SUPPORT / "residual_worker.py"], capture_output=True, text=True)
+    assert done.returncode == 0 and "equal True" in done.stdout, (done.returncode, done.stdout, done.stderr[-500:])
+
+
+def test_a_fused_batch_normalization():
+    """It is refused with several in flight, and the default takes one."""
+
+    def losses(x, number):
+        one = tf.ones([3])
+        return tf.reduce_sum(tf.compat.v1.nn.fused_batch_norm(w * x, one, one, is_training=True)[0], [1, 2, 3])
+
+    w, x = tf.Variable(2.0), tf.ones([4, 2, 2, 3])
+    for in_flight in (1, 2):
+        window = tf.function(lambda n=in_flight: window_gradients(losses, [w], x, tf.ones([4]), 2, in_flight=n).losses)
+        if in_flight == 1:
+            assert window().shape == [2]
+        else:
+            with pytest.raises(ValueError, match="in_flight must be 1 with a fused batch normalization. Received: 2, "):
+                window()

@@ -9,6 +9,9 @@ import tensorflow as tf
 from gradlab import runtime
 
 MEBIBYTE = 2**20
+# Loops and functions hide what they compute. Fused batch normalization: see gradlab/_shared_kernels.py.
+HIDING = {"While", "StatelessWhile", "PartitionedCall", "StatefulPartitionedCall"}
+HIDING |= {"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"}
 # A process with TensorFlow needs more than three times as much before it has a model.
 SMALL = 128 * MEBIBYTE
 
@@ -71,7 +74,7 @@ def activation_bytes(graph: tf.Graph, examples: int) -> int | None:
         examples: the number of examples.
 
     Returns:
-        The bytes; None if nothing shows them: the size of an example is unknown, or a loop or a function hides them.
+        The bytes; None if nothing shows them: the size of an example is unknown, or an operation is one of `HIDING`.
     """
     sizes: dict[str, _Size] = {}
     for tensor in graph.inputs:
@@ -84,7 +87,7 @@ def activation_bytes(graph: tf.Graph, examples: int) -> int | None:
         known = [sizes[tensor.name] for tensor in operation.inputs if tensor.name in sizes]
         if not known:
             continue  # nothing that depends on the examples
-        if operation.type in ("While", "StatelessWhile", "PartitionedCall", "StatefulPartitionedCall"):
+        if operation.type in HIDING:
             return None
         for tensor in operation.outputs:
             size = sizes[tensor.name] = _size(tensor, known, operation.type == "Reshape")

@@ -85,8 +85,8 @@ def test_tables_and_figure_of_known_cells():
 def test_of_several_variants_and_settings_the_fastest_counts_and_fit_is_compared_with_fit():
     found = {
         ("big batch", "", "a"): [2.0, 2.0], ("big batch", "", "b"): [1.0, 1.0],
-        ("big batch in fit", "", "a"): [4.0, 8.0], ("gradlab in fit", "", "a"): [6.0, 8.0], ("PyTorch loop", "eager", "c"): [9.0, 9.0],
-        ("PyTorch loop", "compiled", "c"): [3.0, 5.0],
+        ("big batch in fit", "", "a"): [4.0, 8.0], ("gradlab in fit", "", "a"): [6.0, 8.0],
+        ("PyTorch loop", "eager", "c"): [9.0, 9.0], ("PyTorch loop", "compiled", "c"): [3.0, 5.0],
     }  # fmt: skip
     order = ["big batch in fit", "gradlab in fit", "big batch", "PyTorch loop"]
     cells = speed._cells("dense", 2, 4, found, order)
