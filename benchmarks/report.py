@@ -4,7 +4,7 @@ import json
 import pathlib
 import re
 
-from benchmarks import growth, memory, speed, training
+from benchmarks import first_update, growth, memory, speed, training
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 JSON = ROOT / "data" / "results" / "bench.json"
@@ -85,14 +85,16 @@ def as_markdown(found: dict) -> str:
             parts.append(f"Left out, because they are not installed: {', '.join(found['speed']['missing'])}.")
     if "memory" in found:
         parts += ["**Peak memory of an update, VGG-16 at 64x64, k x b**", memory.as_table(found["memory"])]
-        in_fit, alone = (found["memory"]["one example"][way] for way in speed.REFERENCES)
+        one = [f"{figure:.0f} MiB ({way})" for way, figure in found["memory"]["one example"].items() if figure]
         parts.append(
             f"Each figure includes {found['memory']['weights']:.0f} MiB for the weights and twice that for Adam's "
-            f"averages. A big batch of one example needs {in_fit:.0f} MiB in `fit`, {alone:.0f} MiB in your function."
+            f"averages. One example at once needs {' and '.join(one)} in all."
         )
     if "curve" in found:
         title = "Peak memory of the whole process, residual network at 32x32, and what trains in 1, 2 and 4 GiB"
         parts += [f"**{title}**", memory.curve_as_table(found["curve"])]
+    if "first" in found:
+        parts += ["**Time to the first update**, micro-batches of 2", first_update.as_table(found["first"])]
     if "growth" in found:
         parts += ["**Growth of time and memory**", growth.as_table(found["growth"])]
     if "training" in found:

@@ -138,6 +138,7 @@ def _rounds(
         (way, variant, worker.setting): (worker, *((1, k * b) if way in REFERENCES else (k, b)))
         for worker in workers
         for way, variant in worker.ways
+        if not (way.startswith("gradlab") and worker.setting == "tensorflow-default")  # its users call gradlab.setup
     }
     first = {}
     for key, (worker, *shape) in list(asked.items()):

@@ -53,7 +53,7 @@ def microbatched(model: Model, microbatch_size: int, *, in_flight: int | str = "
 
     Args:
         model: any Keras model: functional, sequential or subclassed. It need not be compiled yet.
-        microbatch_size: the largest number of examples to compute at once.
+        microbatch_size: the number of examples of a micro-batch; the last one of a batch may be smaller.
         in_flight: the number of micro-batches that are computed at once, which does not change a bit of the result. 1
             needs the least memory. More save time on several cores, and each has activations and gradients of its own.
             "auto": one for each core of a CPU if those of all but the first are small (at most 128 MiB or twice the

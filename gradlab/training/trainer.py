@@ -33,7 +33,7 @@ class Trainer:
         model: a built Keras model, created in the strategy's scope.
         optimizer: a Keras optimizer, created there too.
         loss: as for `keras.Model.compile`.
-        microbatch_size: the largest number of examples that a replica computes at once.
+        microbatch_size: the number of examples of a micro-batch; the last one of a window may be smaller.
         strategy: a strategy of tf.distribute that keeps the variables equal on all replicas. None: one device.
         loss_weights: as for `keras.Model.compile`.
         accumulation: a function (updates made) -> the number of micro-batches per replica for the next window. `fit`

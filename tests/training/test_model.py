@@ -433,7 +433,7 @@ def test_fit_makes_its_variables_beforehand_and_no_norms(monkeypatch):
 
     def recorded(self, batch):
         while_tracing.append(tf.inside_function())
-        prepare(self, batch)
+        return prepare(self, batch)
 
     monkeypatch.setattr(update.WindowUpdate, "prepare", recorded)
     monkeypatch.setattr(update, "mean_norms", lambda *args: norms.append(args))
