@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from gradlab._batches import microbatches
-from gradlab._shared_kernels import additions_to_convolutions
+from gradlab._graph_rewrites import additions_to_keep
 from gradlab.averaging import accumulation_dtype, all_finite, divide, mean_norms, squared_norm
 
 
@@ -151,7 +151,7 @@ def accumulate(
     def body(step, sums, total, skipped, state, arrays):
         result, gradients = _differentiate(forward, variables, microbatch(step), step, state, loop.weight_dtype)
         reached[:] = [gradient is not None for gradient in gradients]
-        with tf.control_dependencies(additions_to_convolutions(loop.in_flight)):
+        with tf.control_dependencies(additions_to_keep(gradients, loop.in_flight)):
             weight = tf.identity(tf.cast(result.weight, loop.weight_dtype))
 
         def take():

@@ -9,7 +9,7 @@ import tensorflow as tf
 from gradlab import runtime
 
 MEBIBYTE = 2**20
-# Loops and functions hide what they compute. Fused batch normalization: see gradlab/_shared_kernels.py.
+# Loops and functions hide what they compute. Fused batch normalization: see gradlab/_graph_rewrites.py.
 HIDING = {"While", "StatelessWhile", "PartitionedCall", "StatefulPartitionedCall"}
 HIDING |= {"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"}
 # A process with TensorFlow needs more than three times as much before it has a model.

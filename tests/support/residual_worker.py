@@ -1,6 +1,7 @@
 """Trains, evaluates and predicts with two micro-batches in flight and with one, and prints whether all is equal.
 
-The network is residual. A process of its own, because TensorFlow's fused kernel crashes it if gradlab does not keep TensorFlow from fusing.
+The network is residual. It is trained in a process of its own, because TensorFlow's fused kernel crashes the process if
+gradlab does not keep TensorFlow from using it.
 """
 
 import gradlab
