@@ -11,8 +11,8 @@ def additions_to_keep(gradients: Sequence, in_flight: int) -> list[tf.Operation]
     """The additions of the current graph that TensorFlow must leave as they are, which it does if something waits.
 
     1. The addition of another tensor to a convolution, as in residual networks. On a CPU, the kernel of both at once
-       keeps that tensor in the kernel. Two micro-batches in flight share the kernel: they crash, or one gets the
-       other's numbers (seen with TensorFlow 2.21).
+       keeps that tensor in the kernel. Two micro-batches in flight share the kernel: they crash (seen with
+       TensorFlow 2.21), or one could get the other's numbers.
     2. The addition that ends a gradient, such as that of a layer that is called twice. TensorFlow would add its parts
        to the sum of the gradients one by one. That gives other bits than adding the gradient in place.
 
