@@ -12,7 +12,7 @@ import argparse
 import json
 from collections.abc import Callable, Iterator, Sequence
 
-from benchmarks import first_update, growth, memory, report, speed, training
+from benchmarks import first_update, growth, memory, report, speed, training, whole_batch
 from benchmarks.worker import ONE_PER_FRAMEWORK
 
 QUICK_SHAPES = ((1, 4), (2, 2))
@@ -39,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "memory": lambda: [memory.measure(asked.processes, asked.ways, found.get("memory"))],
         "curve": lambda: [memory.curve(asked.processes)],
         "first": lambda: [first_update.measure(asked.processes)],
+        "whole": lambda: [whole_batch.measure(asked.processes)],
         "growth": lambda: [growth.measure(asked.processes)],
         "training": lambda: [training.measure(asked.repeats)],
     }
@@ -56,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    tables, networks = ["speed", "memory", "curve", "first", "growth", "training"], list(speed.SHAPES)
+    tables, networks = ["speed", "memory", "curve", "first", "whole", "growth", "training"], list(speed.SHAPES)
     parser.add_argument("--tables", nargs="+", choices=tables, default=tables, help="the tables to measure")
     parser.add_argument(
         "--networks", nargs="+", choices=networks, default=networks, help="the networks of the speed table"

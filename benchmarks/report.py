@@ -4,7 +4,7 @@ import json
 import pathlib
 import re
 
-from benchmarks import first_update, growth, memory, speed, training
+from benchmarks import first_update, growth, memory, speed, training, whole_batch
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 JSON = ROOT / "data" / "results" / "bench.json"
@@ -101,6 +101,8 @@ def as_markdown(found: dict) -> str:
         parts += [f"**{title}**", memory.curve_as_table(found["curve"])]
     if "first" in found:
         parts += ["**Time to the first update**, micro-batches of 2", first_update.as_table(found["first"])]
+    if "whole" in found:
+        parts += ["**A loss over the whole batch**, in fit", whole_batch.as_table(found["whole"])]
     if "growth" in found:
         parts += ["**Growth of time and memory**", growth.as_table(found["growth"])]
     if "training" in found:

@@ -5,6 +5,7 @@ import math
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
 
@@ -28,6 +29,10 @@ LIMIT, FIRST_LIMIT = (
 HOPELESS = 1.25
 
 
+class EndedError(RuntimeError):
+    """The process of a `Worker` ended, or was ended because it took too long."""
+
+
 class Worker:
     """A process that runs `benchmarks.worker` with one setting of one framework.
 
@@ -46,8 +51,9 @@ class Worker:
 
     def _start(self) -> None:
         command = [sys.executable, "-m", "benchmarks.worker", self.setting]
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
         self._process = subprocess.Popen(
-            command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said
         )
         first = json.loads(self._process.stdout.readline() or '{"missing": "the process"}')
         self.ways, self.missing = [tuple(pair) for pair in first.get("ways", [])], first.get("missing")
@@ -69,7 +75,8 @@ class Worker:
             The seconds that the updates took.
 
         Raises:
-            RuntimeError: the way failed, or the process ended or took too long.
+            EndedError: the process ended, or took too long. A new one is there.
+            RuntimeError: the way failed.
         """
         wanted = dict(way=way, variant=variant, network=network, k=k, b=b, updates=updates, warm=2)
         late = threading.Timer(limit, self._process.kill)
@@ -77,13 +84,18 @@ class Worker:
         self._process.stdin.write(json.dumps(wanted) + "\n")
         self._process.stdin.flush()
         answer = json.loads(self._process.stdout.readline() or "null")
+        name, was_late = f"{way} {variant}, {network}, {k} x {b}, {self.setting}", not late.is_alive()
         late.cancel()
         if answer is None:
             self.close()
+            reason = f"it took longer than {limit:g} s" if was_late else "it ended by itself"
+            self._said.seek(0)
+            last = self._said.read().decode(errors="replace").strip().rpartition("\n")[2]
+            code = self._process.returncode
             self._start()
-            answer = {"error": f"the process ended, or took longer than {limit} s"}
+            raise EndedError(f"{name}: {reason}, with return code {code}. Its last line: {last}")
         if "error" in answer:
-            raise RuntimeError(f"{way} {variant}, {network}, {k} x {b}, {self.setting}: {answer['error']}")
+            raise RuntimeError(f"{name}: {answer['error']}")
         return answer["seconds"]
 
     def close(self) -> None:
@@ -120,10 +132,10 @@ def measure(
     workers = [Worker(setting) for setting in settings]
     order = list(dict.fromkeys(way for worker in workers for way, _ in worker.ways))
     try:
-        cells = []
+        cells, too_slow = [], set()  # what took too long once is not tried again
         for k, b in SHAPES[network] if shapes is None else shapes:
             say(f"{network} {k} x {b}", flush=True)
-            cells += _cells(network, k, b, _rounds(workers, network, k, b, rounds, seconds, say), order)
+            cells += _cells(network, k, b, _rounds(workers, network, k, b, rounds, seconds, say, too_slow), order)
         return cells, sorted({worker.missing for worker in workers if worker.missing})
     finally:
         for worker in workers:
@@ -131,9 +143,16 @@ def measure(
 
 
 def _rounds(
-    workers: list[Worker], network: str, k: int, b: int, rounds: int, seconds: float, say: Callable
+    workers: list[Worker],
+    network: str,
+    k: int,
+    b: int,
+    rounds: int,
+    seconds: float,
+    say: Callable,
+    too_slow: set[tuple[str, str]],
 ) -> dict[tuple, list[float]]:
-    """{(way, variant, setting): the milliseconds per update in each round}."""
+    """{(way, variant, setting): the milliseconds per update in each round}. Adds what takes too long to `too_slow`."""
     asked = {
         (way, variant, worker.setting): (worker, *((1, k * b) if way in REFERENCES else (k, b)))
         for worker in workers
@@ -142,6 +161,9 @@ def _rounds(
     }
     first = {}
     for key, (worker, *shape) in list(asked.items()):
+        if key[:2] in too_slow:
+            del asked[key]
+            continue
         try:
             rough = worker.seconds(*key[:2], network, *shape, updates=2, limit=FIRST_LIMIT) / 2
             updates = _updates(key[0], seconds / 5, rough)
@@ -149,6 +171,8 @@ def _rounds(
         except RuntimeError as error:
             say(str(error))
             del asked[key]
+            if isinstance(error, EndedError):
+                too_slow.add(key[:2])
     for key in list(asked):
         best = min(once for other, once in first.items() if other[0] == key[0])
         if first[key] > HOPELESS * best:

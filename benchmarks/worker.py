@@ -9,6 +9,7 @@ warm is the number of updates before a way is timed for the first time. It answe
 {"seconds"} or {"error"}.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -52,7 +53,7 @@ def set_up(setting: str) -> None:
 
 
 class Timer:
-    """Times ways, and keeps those of the last network compiled.
+    """Times ways, and keeps those of the last network and shape compiled: all of them would fill the memory.
 
     Args:
         ways: for each name, its variants: a `benchmarks.networks.Way` for each name.
@@ -60,7 +61,7 @@ class Timer:
 
     def __init__(self, ways: dict):
         self._ways = ways
-        self._network: str | None = None
+        self._kept: tuple = ()
         self._runs: dict[tuple, Run] = {}
 
     def seconds(self, way: str, variant: str, network: str, k: int, b: int, updates: int, warm: int) -> float:
@@ -77,8 +78,10 @@ class Timer:
         Returns:
             The seconds that the updates took.
         """
-        if network != self._network:
-            self._network, self._runs = network, {}
+        # With k = 1, it may be the big batch of the shape that is kept.
+        if (network, k, b) != self._kept and (k > 1 or network not in self._kept):
+            self._kept, self._runs = (network, k, b), {}
+            gc.collect()
         key = way, variant, k, b
         if key not in self._runs:
             from benchmarks import networks

@@ -18,7 +18,9 @@ from .runtime import Runtime as Runtime
 from .runtime import setup as setup
 from .training import clipping as clipping
 from .training.model import microbatched as microbatched
+from .training.own_steps import value_and_gradients as value_and_gradients
 from .training.step import Step as Step
 from .training.trainer import Trainer as Trainer
+from .training.whole_batch import WholeBatch as WholeBatch
 
 __version__: str

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src.backend import compute_output_spec
+from keras.src.backend.common import global_state
 from keras.src.losses.loss import squeeze_or_expand_to_same_rank, unscale_loss_for_distribution
 from keras.src.losses.losses import LossFunctionWrapper
 from keras.src.random.seed_generator import global_seed_generator
@@ -28,19 +29,35 @@ class RecordingScope(keras.StatelessScope):
 
     Args:
         mapping: pairs (variable, value to begin with). Other variables begin with their own value.
+        shift: an integer scalar: other random seeds begin with a number that is so much larger. None: with their own.
 
     Attributes:
         assigned: for each id(variable): (the variable, the number of assignments).
+        callers: the outermost layers in whose calls variables were assigned.
     """
 
-    def __init__(self, mapping: list[tuple]):
+    def __init__(self, mapping: list[tuple], shift: tf.Tensor | None = None):
         super().__init__([(v, _as_assigned(v, value)) for v, value in mapping], collect_losses=True)
+        self._shift = shift
         self.assigned: dict[int, tuple] = {}
+        self.callers: list = []
 
     def add_update(self, update: tuple) -> None:
         variable, value = update
         self.assigned[id(variable)] = variable, self.assigned.get(id(variable), (None, 0))[1] + 1
+        caller = getattr(global_state.get_global_attribute("current_call_ctx"), "entry_layer", None)
+        if caller is not None and not any(caller is known for known in self.callers):
+            self.callers.append(caller)
         super().add_update((variable, _as_assigned(variable, value)))
+
+    def get_current_value(self, variable: Any) -> Any:
+        """The value of a variable. Regularization losses need it for variables without a value in this scope too."""
+        value = super().get_current_value(variable)
+        if value is not None:
+            return value
+        if self._shift is not None and is_seed_state(variable):
+            return variable._value + tf.cast(tf.stack([self._shift, 0]), variable.dtype)
+        return variable._value
 
 
 def _as_assigned(variable: Any, value: Any) -> Any:
@@ -90,6 +107,11 @@ def compiled_loss(model: keras.Model) -> tuple:
     """What the model was compiled with: (loss, loss weights)."""
     loss = model._compile_loss
     return (None, None) if loss is None else (loss._user_loss, loss._user_loss_weights)
+
+
+def never_build_loss(model: keras.Model) -> None:
+    """Keeps Keras from calling the compiled loss to find out what it needs: it cannot pass on several outputs."""
+    model._compile_loss.built = True
 
 
 def compute_loss(model: keras.Model, *args: Any, training: bool) -> Any:
@@ -192,6 +214,11 @@ def mask_of(tensor: Any) -> Any:
 def layers_of(model: keras.Model) -> list:
     """All layers of a model, nested ones included. `model.layers` lists only the outermost ones."""
     return list(model._flatten_layers())
+
+
+def variables_not_created() -> list[str]:
+    """The paths of variables that layers wanted to create inside a stateless scope, which only leaves them waiting."""
+    return [variable.path for variable in global_state.get_global_attribute("uninitialized_variables") or []]
 
 
 def is_seed_state(variable: Any) -> bool:

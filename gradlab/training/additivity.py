@@ -14,9 +14,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from gradlab._batches import examples_of, map_tensors, rows_of, tensors_of
+from gradlab._batches import examples_of, map_tensors, rows_of, spec_of, tensors_of
 from gradlab.training import _keras_internals as internals
 from gradlab.training.objective import Objective
+from gradlab.training.state import stateful_draws
+from gradlab.training.tracing import Dependence
 
 UNKNOWN, MEAN, SUM, NEITHER, RANDOM = range(5)
 MOST_LOSSES = 4096  # of one model: how many are added is known only when the function is traced
@@ -34,11 +36,11 @@ RANDOM_SUM_WARNING = (
 )
 RULE = (
     "{name} must be a mean or a sum over the examples, so that micro-batches add up to the large batch; its values for "
-    "some examples and for their two halves are neither. Received:"
+    "some examples and for their two halves are neither (gradlab.WholeBatch computes such a loss). Received:"
 )
 OTHERS_RULE = (
     "{name} must give each example a loss that does not depend on the other examples of the batch; the sum of its "
-    "values for some examples is not that of their two halves. Received:"
+    "values for some examples is not that of their two halves (gradlab.WholeBatch computes such a loss). Received:"
 )
 
 
@@ -69,9 +71,9 @@ class Additivity:
             names: the names of the losses.
             strict: how many of them, from the first one, must be means or sums: it is an error if one is neither.
             sums: how many of them, from the last one, must be sums.
-            losses: a function (batch, change) -> (the losses of the batch, of the same batch once more, of its first
-                half, of its second half, the relative rounding error to expect of each), all of shape (losses,). It
-                applies `change` to the predictions.
+            losses: a function (batch) -> a function (whether to change the predictions) -> (the losses of the batch, of
+                the same batch once more, of its first half, of its second half, the relative rounding error to expect
+                of each), all of shape (losses,).
             batch: (x, y, sample_weight).
             microbatch_size: the examples of a micro-batch: the most that are looked at, or 2.
         """
@@ -81,12 +83,13 @@ class Additivity:
 
         def find_out():
             part = map_tensors(lambda tensor: rows_of(tensor, slice(0, few)), batch)
-            seen = losses(part, moved)
+            of_part = losses(part)
+            seen = of_part(True)
             kinds = _kinds(seen, few)
             if strict + sums:
                 unknown = kinds == UNKNOWN
                 as_they_are = tf.cond(
-                    tf.reduce_any(unknown), lambda: _kinds(losses(part, lambda p: p), few), lambda: tf.identity(kinds)
+                    tf.reduce_any(unknown), lambda: _kinds(of_part(False), few), lambda: tf.identity(kinds)
                 )
                 kinds = tf.where(unknown, as_they_are, kinds)
             for i, name in enumerate(names):
@@ -142,8 +145,8 @@ def rounding(dtype: tf.DType) -> float:
     return {tf.float16: 1e-2, tf.bfloat16: 6e-2}.get(dtype, 1e-4)
 
 
-def moved(predictions: Any) -> Any:
-    """Predictions that are a little different, element by element; those in [0, 1] stay in it.
+def moved(predictions: Any, is_moved: Any) -> Any:
+    """Predictions that are a little different, element by element, if is_moved; those in [0, 1] stay in it.
 
     The model's own may say nothing of a loss: where it is zero, as at the start, or where its parts cancel, as in the
     sum of normalized outputs, which leaves only rounding errors.
@@ -152,7 +155,7 @@ def moved(predictions: Any) -> Any:
     def move(tensor):
         if not isinstance(tensor, tf.Tensor) or not tensor.dtype.is_floating:
             return tensor
-        other = 0.05 + tensor * (0.7 + 0.2 * tf.sin(100 * tensor))
+        other = tf.where(is_moved, 0.05 + tensor * (0.7 + 0.2 * tf.sin(100 * tensor)), tensor)
         mask = internals.mask_of(tensor)
         if mask is not None:
             internals.set_mask(other, mask)
@@ -177,37 +180,78 @@ def _kinds(seen: tuple, examples: tf.Tensor) -> tf.Tensor:
     return tf.where((is_mean & is_sum) | ~tf.math.is_finite(whole), UNKNOWN, kinds)
 
 
-def of_halves(
-    model: keras.Model, objective: Objective, batch: tuple, scope: Any, training: bool, change: Callable, dtype: Any
-) -> tuple:
+class Halves:
     """The losses of a batch, of the same batch once more, and of its halves, as `Additivity.kinds` asks for them.
 
-    Unless layers add losses, the halves share one forward pass, so it does not matter whether the model draws random
-    numbers.
+    If layers add losses, each part has a forward pass of its own; it is traced once for all of them. Otherwise the
+    parts share one forward pass, so it does not matter whether the model draws random numbers.
+
+    Args:
+        model: the model.
+        objective: its loss.
+        scope: a function (shift) -> a scope for a forward pass, whose random numbers depend on the integer.
+        training: whether to train the model or to evaluate it.
+        adding: whether layers add losses.
+        dtype: the type of the losses.
     """
-    examples, known = examples_of(batch), tensors_of(batch)[0].shape[0]
-    near: list[float] = []
 
-    def rows_of_batch(rows):
-        return batch if rows is None else map_tensors(lambda tensor: rows_of(tensor, rows), batch)
+    def __init__(
+        self, model: keras.Model, objective: Objective, scope: Callable, training: bool, adding: bool, dtype: Any
+    ):
+        self._model, self._objective, self._scope, self._training = model, objective, scope, training
+        self._adding, self._dtype = adding, dtype
+        self._near: list[float] = []
+        self._random: list[bool] = []  # whether each loss draws random numbers
 
-    def losses(part, y_pred, added):
-        found = objective.one_by_one(part, y_pred, added)
-        near[:] = [rounding(loss.dtype) for loss in found]
-        return tf.stack([tf.cast(loss, dtype) for loss in found])
+    def __call__(self, batch: tuple) -> Callable[[bool], tuple]:
+        """A function (whether to change the predictions) -> the losses of a batch and its parts, as a tuple."""
+        halves = both_halves(examples_of(batch))
+        if self._adding:
+            whole = tf.function(self._of_model, autograph=False)
+            whole.get_concrete_function(
+                map_tensors(spec_of, batch), tf.TensorSpec([], tf.bool), tf.TensorSpec([], tf.int32)
+            )
 
-    def of_model(rows):
-        scope.losses.clear()
-        part = rows_of_batch(rows)
-        y_pred = change(model(part[0], training=training))
-        return losses(part, y_pred, scope.losses), y_pred
+            def of_model(is_moved):
+                found = [
+                    whole(_part(batch, rows), tf.constant(is_moved), tf.constant(shift))
+                    for shift, rows in enumerate((None, None, *halves))
+                ]
+                # Operations that draw with a seed of TensorFlow's draw the same numbers in each of these calls.
+                found[1] = tf.where(self._random, tf.constant(float("nan"), self._dtype), found[1])
+                return *found, self._near
 
-    def of_loss(rows):
-        return losses(rows_of_batch(rows), y_pred if rows is None else _predictions(y_pred, rows, known), [])
+            return of_model
+        with self._scope(0):
+            y_pred = self._model(batch[0], training=self._training)
+        known = tensors_of(batch)[0].shape[0]
 
-    whole, y_pred = of_model(None)
-    others = (None, *both_halves(examples))
-    return whole, *(of_model(rows)[0] if scope.losses else of_loss(rows) for rows in others), near
+        def of_loss(is_moved):
+            predicted = moved(y_pred, is_moved)
+            parts = [predicted, predicted, *(_predictions(predicted, rows, known) for rows in halves)]
+            with self._scope(0):
+                each = zip((None, None, *halves), parts)
+                found = [self._stacked(self._objective.one_by_one(_part(batch, rows), y, [])) for rows, y in each]
+            return *found, self._near
+
+        return of_loss
+
+    def _of_model(self, batch: tuple, is_moved: tf.Tensor, shift: tf.Tensor) -> tf.Tensor:
+        with self._scope(shift) as scope:
+            y_pred = moved(self._model(batch[0], training=self._training), is_moved)
+            found = self._objective.one_by_one(batch, y_pred, scope.losses)
+        graph = tf.compat.v1.get_default_graph()
+        is_random = Dependence([graph.get_operation_by_name(name).outputs[0] for name in stateful_draws(graph)])
+        self._random = [is_random(loss) for loss in found]
+        return self._stacked(found)
+
+    def _stacked(self, found: list) -> tf.Tensor:
+        self._near = [rounding(loss.dtype) for loss in found]
+        return tf.stack([tf.cast(loss, self._dtype) for loss in found])
+
+
+def _part(batch: tuple, rows: slice | None) -> tuple:
+    return batch if rows is None else map_tensors(lambda tensor: rows_of(tensor, rows), batch)
 
 
 def _predictions(y_pred: Any, rows: slice, known: int | None) -> Any:

@@ -8,6 +8,7 @@ variance of all examples of the window on all replicas. If the layer's inputs do
 BatchNormalization, these are exactly the large batch's.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -67,19 +68,19 @@ class MovingAverages:
             layer.moving_variance.assign(layer.moving_variance.value * (1 - share) + share * variance)
 
 
-def normalizing_layers(model: keras.Model, assigned: dict[int, int]) -> tuple[list, list[int]]:
-    """The model's batch normalization layers whose moving averages were assigned, and how often.
+def normalizing_layers(layers: Iterable, assigned: dict[int, int]) -> tuple[list, list[int]]:
+    """The batch normalization layers whose moving averages were assigned, and how often.
 
     Args:
-        model: any Keras model.
+        layers: any Keras layers.
         assigned: for each id(variable), how often a forward pass assigned to it.
     """
-    layers = [
+    found = [
         layer
-        for layer in internals.layers_of(model)
+        for layer in layers
         if isinstance(layer, keras.layers.BatchNormalization) and id(layer.moving_mean) in assigned
     ]
-    return layers, [assigned[id(layer.moving_mean)] for layer in layers]
+    return found, [assigned[id(layer.moving_mean)] for layer in found]
 
 
 def check(model: keras.Model, replicas: int) -> None:

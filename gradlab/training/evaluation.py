@@ -11,7 +11,7 @@ from gradlab.training.in_flight import choose
 from gradlab.training.objective import Objective
 from gradlab.training.replicas import sum_over_replicas
 from gradlab.training.update import regularization_loss
-from gradlab.training.window_pass import WindowPass, loss_of_sums
+from gradlab.training.window_pass import WindowPass
 from gradlab.window import Loop, Microbatch, accumulate
 
 
@@ -51,9 +51,10 @@ class WindowEvaluation:
     def __call__(self, x: Any, y: Any, sample_weight: Any = None) -> Evaluated:
         """Evaluates a batch: nests of tensors, this replica's part."""
         passed = self._pass((x, y, sample_weight), [])
-        steps, term_sums = sum_over_replicas((tf.size(passed.sums.weights), passed.term_sums))
-        passed.plan.end(passed.values, steps)
-        loss, term_losses = loss_of_sums(passed.plan, term_sums)
+        counted = tf.size(passed.sums.weights), passed.term_sums, passed.statistics
+        steps, term_sums, statistics = sum_over_replicas(counted)
+        passed.plan.state.end(passed.values, steps, statistics)
+        loss, term_losses = passed.plan.loss(term_sums)
         if self._objective.is_regularized:
             loss += tf.cast(regularization_loss(self._model.trainable_variables), loss.dtype)
         return Evaluated(loss, term_losses, passed.named_logs())

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from gradlab._batches import length_of, map_tensors, tensors_of
 from gradlab.training import _keras_internals as internals
+from gradlab.training.metrics import has_own
 from gradlab.training.objective import Term
 
 
@@ -50,6 +51,18 @@ def check_model(model: Any, optimizer: Any, strategy: tf.distribute.Strategy, sk
         raise ValueError(
             "skip_nonfinite must be False with a LossScaleOptimizer, which learns its scale from what is not finite. "
             f"Received: {skip_nonfinite!r}"
+        )
+
+
+def check_preparable(model: Any) -> None:
+    """Raises ValueError unless `gradlab.microbatched` can prepare the model."""
+    if not isinstance(model, keras.Model):
+        raise ValueError(f"model must be a keras.Model. Received: {model!r}")
+    if has_own(model, "train_step"):
+        raise ValueError(
+            "model must not have a train_step of its own, which gradlab's would replace: in it, put "
+            "gradlab.value_and_gradients(loss, variables, data, microbatch_size) in the place of the tape. "
+            f"Received: {type(model).__name__}.train_step"
         )
 
 

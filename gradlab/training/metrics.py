@@ -65,9 +65,9 @@ class MetricsPlan:
             scope.state_mapping[key] = old + (new - old) * tf.cast(of_loss if key in self.in_loss else share, old.dtype)
 
 
-def has_own_logs(model: keras.Model) -> bool:
-    """Whether the model computes its metrics by itself."""
-    return type(model).compute_metrics is not keras.Model.compute_metrics
+def has_own(model: keras.Model, method: str) -> bool:
+    """Whether a model has a method of its own instead of Keras'."""
+    return getattr(type(model), method) is not getattr(keras.Model, method)
 
 
 def plan_metrics(
@@ -102,7 +102,7 @@ def plan_metrics(
             by_share.update(sums)
         elif sums:
             counting.update(dict.fromkeys(values, metric.name))
-    if not has_own_logs(model):
+    if not has_own(model, "compute_metrics"):
         return MetricsPlan(by_share, in_loss, counting)
     losses = internals.loss_names(model)
     others = {name: tf.convert_to_tensor(value) for name, value in logs.items() if name not in losses}

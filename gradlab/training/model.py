@@ -15,10 +15,18 @@ from gradlab._batches import as_tensor, examples_of, map_tensors
 from gradlab.training import _keras_internals as internals
 from gradlab.training.compiled_step import in_one_call, types_of
 from gradlab.training.evaluation import WindowEvaluation, predict_in_microbatches
-from gradlab.training.input_checks import check_lengths, check_stateless, label_rules, one_sentence_errors, wrong_labels
-from gradlab.training.metrics import has_own_logs
+from gradlab.training.input_checks import (
+    check_lengths,
+    check_preparable,
+    check_stateless,
+    label_rules,
+    one_sentence_errors,
+    wrong_labels,
+)
+from gradlab.training.metrics import has_own
 from gradlab.training.objective import Objective, OwnLoss
 from gradlab.training.update import WindowUpdate
+from gradlab.training.whole_batch import WholeBatch
 
 Model = TypeVar("Model", bound=keras.Model)
 
@@ -39,9 +47,9 @@ def microbatched(model: Model, microbatch_size: int, *, in_flight: int | str = "
 
     - Dropout draws a mask for each micro-batch.
     - Batch normalization uses the statistics of each micro-batch.
-    - A loss must be a sum or a mean over examples. Unless it is one of Keras' own, gradlab compares its value for a few
-      examples, at most a micro-batch or two examples, with those for their halves, before the first update. `add_loss`
-      of a number that layers draw at random cannot be checked; it is taken for a mean.
+    - A loss must be a sum or a mean over examples, or a `gradlab.WholeBatch`. Unless it is one of Keras' own, gradlab
+      compares its value for a few examples, at most a micro-batch or two examples, with those for their halves, before
+      the first update. `add_loss` of a number that layers draw at random cannot be checked; it is taken for a mean.
     - A metric that is a function and returns one number for a batch is averaged over the micro-batches, weighted by
       their examples. For a function that is not a mean over examples, such as a root mean square, this differs from the
       batch's number. A metric object that sums over examples, such as `keras.metrics.RootMeanSquaredError`, is exact;
@@ -78,13 +86,7 @@ def microbatched(model: Model, microbatch_size: int, *, in_flight: int | str = "
     _checks.positive_integer("microbatch_size", microbatch_size)
     if in_flight != "auto":
         _checks.positive_integer("in_flight", in_flight, otherwise='"auto" or ')
-    if not isinstance(model, keras.Model):
-        raise ValueError(f"model must be a keras.Model. Received: {model!r}")
-    if _has_own(model, "train_step"):
-        raise ValueError(
-            "model must not have a train_step of its own, which gradlab's would replace: in it, accumulate with "
-            f"gradlab.window.window_gradients. Received: {type(model).__name__}.train_step"
-        )
+    check_preparable(model)
     _Steps(model, int(microbatch_size), in_flight).install()
     return model
 
@@ -104,7 +106,7 @@ class _Steps:
         if self._model.compiled:
             self._prepare()
         names = ["compile", "fit", "make_train_function", "make_test_function", "make_predict_function", "train_step"]
-        names += [name for name in ("test_step", "predict_step") if not _has_own(self._model, name)]
+        names += [name for name in ("test_step", "predict_step") if not has_own(self._model, name)]
         for name in names:
             object.__setattr__(self._model, name, self._method(name))
         object.__setattr__(self._model, "in_flight", None if self._in_flight == "auto" else self._in_flight)
@@ -135,12 +137,14 @@ class _Steps:
                 f"gradient_accumulation_steps must be None: microbatch_size does its work. Received: {accumulated}"
             )
         loss, loss_weights = internals.compiled_loss(model)
+        if isinstance(loss, WholeBatch):
+            internals.never_build_loss(model)
         training, evaluation = (
             Objective(
                 loss,
                 loss_weights,
                 getattr(model, "output_names", None),
-                own=OwnLoss(model, training) if _has_own(model, "compute_loss") else None,
+                own=OwnLoss(model, training) if has_own(model, "compute_loss") else None,
             )
             for training in (True, False)
         )
@@ -291,10 +295,6 @@ class _Steps:
             for metric, loss in zip(internals.term_trackers(model), outcome.term_losses):
                 metric.update_state(loss, sample_weight=examples)
         results = model.get_metrics_result()
-        if not has_own_logs(model):
+        if not has_own(model, "compute_metrics"):
             return results
         return {name: results[name] if value is None else value for name, value in outcome.logs.items()}
-
-
-def _has_own(model: keras.Model, method: str) -> bool:
-    return getattr(type(model), method) is not getattr(keras.Model, method)

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from gradlab.averaging import accumulation_dtype
 from gradlab.training import _keras_internals as internals
+from gradlab.training.whole_batch import Whole, WholeBatch, differentiable, seen_by
 
 
 class Term(NamedTuple):
@@ -27,6 +28,8 @@ class Term(NamedTuple):
         labels: None, or if labels are class numbers: (labels, number of classes, one more label that is allowed).
         name: the name of the loss.
         is_known: whether each example surely has a loss of its own, whatever the other examples of the batch.
+        whole: what a loss over the whole batch sees of this micro-batch; None for other losses. Its total is then 0, or
+            a number that has the loss' gradient.
     """
 
     total: tf.Tensor
@@ -36,6 +39,7 @@ class Term(NamedTuple):
     labels: tuple | None = None
     name: str = ""
     is_known: bool = True
+    whole: Whole | None = None
 
 
 class Objective:
@@ -66,21 +70,34 @@ class Objective:
         own: Callable | None = None,
     ):
         self._taken: list[Term] = []
+        self._slopes: list | None = None
         self.own = own
         self.numbers: list[str] = []
         self.unknown: list[str] = []
         for one in keras.tree.flatten(loss):
             if isinstance(one, keras.losses.Loss):
                 _check_reduction(one)
-        self._compiled = None
-        if loss is not None and own is None:
+        self._compiled: Any = None
 
-            def replace(one, loss_weight):
-                return _SumAndDivisor(one, loss_weight, self._taken, by_weight)
+        def replace(one, loss_weight):
+            if isinstance(one, WholeBatch):
+                return lambda *seen: self._whole_term(_by_weight(one) if by_weight else one, loss_weight, seen)
+            return _SumAndDivisor(one, loss_weight, self._taken, by_weight)
 
+        if isinstance(loss, WholeBatch) and own is None:  # the only loss, which sees the nest of all outputs
+            self._compiled = replace(loss, 1.0 if loss_weights is None else loss_weights)
+        elif loss is not None and own is None:
             self._compiled = internals.LossOfOutputs(loss, loss_weights, output_names, replace)
 
-    def __call__(self, batch: tuple, y_pred: Any, added: list, examples: Any, factors: list | None = None) -> list:
+    def __call__(
+        self,
+        batch: tuple,
+        y_pred: Any,
+        added: list,
+        examples: Any,
+        factors: list | None = None,
+        slopes: list | None = None,
+    ) -> list:
         """The terms of one micro-batch's loss.
 
         Args:
@@ -90,13 +107,15 @@ class Objective:
             examples: the number of examples, a scalar tensor.
             factors: for each of the `one_by_one` losses a factor that makes it a mean over the examples. None: they
                 are means.
+            slopes: for each loss over the whole batch, in order, its gradients with respect to these predictions.
+                None: the terms of these losses are 0.
 
         Returns:
             The list of `Term`s. The added losses together are the last one.
         """
         dtype = accumulation_dtype(keras.config.floatx())
         examples = tf.cast(examples, dtype)
-        terms = self._terms(batch, y_pred)
+        terms = self._terms(batch, y_pred, slopes)
         left = iter([1.0] * (len(terms) + len(added)) if factors is None else factors)
 
         def as_mean(number):
@@ -123,10 +142,11 @@ class Objective:
         numbers += [tf.reduce_sum(loss) for loss in added] if self.own is None else []
         return numbers + [term.total for term in terms if not term.is_known]
 
-    def _terms(self, batch: tuple, y_pred: Any) -> list[Term]:
+    def _terms(self, batch: tuple, y_pred: Any, slopes: list | None = None) -> list[Term]:
         """The terms of the model's own loss, or of the losses of `compile`; of kind "number" for one for the batch."""
         x, y, sample_weight = batch
         self._taken.clear()
+        self._slopes = None if slopes is None else list(slopes)
         if self.own is not None:
             number = tf.reduce_sum(self.own(x, y, y_pred, sample_weight))
             self._taken.append(Term(number, None, "number", name="compute_loss"))
@@ -135,6 +155,15 @@ class Objective:
         self.numbers = [term.name for term in self._taken if term.kind == "number"]
         self.unknown = [term.name for term in self._taken if not term.is_known]
         return list(self._taken)
+
+    def _whole_term(self, loss: WholeBatch, loss_weight: Any, seen: tuple) -> tf.Tensor:
+        """Appends the term of a loss over the whole batch."""
+        whole, dtype = seen_by(loss, *seen), accumulation_dtype(keras.config.floatx())
+        total = tf.zeros([], dtype)
+        if self._slopes is not None:
+            total = tf.cast(differentiable(whole, self._slopes.pop(0)), dtype)
+        self._taken.append(Term(total, tf.ones([], dtype), "sum", loss_weight, name=loss.name, whole=whole))
+        return total
 
     @property
     def is_regularized(self) -> bool:
@@ -161,12 +190,19 @@ class OwnLoss:
         return loss
 
 
-def total_loss(terms: list[Term], divisors: list | None = None) -> tf.Tensor:
-    """The loss with these terms, a scalar; given the divisors of a window, the micro-batch's share in its loss."""
+def total_loss(
+    terms: list[Term], divisors: list | None = None, totals: dict[int, tf.Tensor] | None = None
+) -> tf.Tensor:
+    """The loss with these terms, a scalar; given the divisors of a window, the micro-batch's share in its loss.
+
+    Args:
+        terms: the terms.
+        divisors: the divisors of the window, one for each term. None: those of the terms.
+        totals: other totals of some terms, by their position.
+    """
     divisors = [term.divisor for term in terms] if divisors is None else divisors
-    shares = [
-        tf.math.divide_no_nan(term.total, tf.cast(divisor, term.total.dtype)) for term, divisor in zip(terms, divisors)
-    ]
+    known = [(totals or {}).get(i, term.total) for i, term in enumerate(terms)]
+    shares = [tf.math.divide_no_nan(total, tf.cast(divisor, total.dtype)) for total, divisor in zip(known, divisors)]
     dtype = accumulation_dtype(keras.config.floatx())
     return tf.add_n([tf.cast(share * term.loss_weight, dtype) for share, term in zip(shares, terms)])
 
@@ -177,6 +213,11 @@ def common_divisor(terms: list[Term]) -> tf.Tensor | None:
     if kinds == {"own"}:
         return terms[0].divisor if len(terms) == 1 else None
     return terms[0].divisor if len(kinds) == 1 else None
+
+
+def _by_weight(loss: WholeBatch) -> WholeBatch:
+    """The same loss, divided by the sum of the sample weights."""
+    return WholeBatch(loss.fn, "mean_with_sample_weight", loss.name)
 
 
 def _check_reduction(loss: keras.losses.Loss) -> None:

@@ -1,4 +1,4 @@
-"""The plan of a window: which variables its forward passes carry along, and what its losses divide by."""
+"""The plan of a window: which variables its forward passes assign, and what its losses divide by."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,12 +9,13 @@ import tensorflow as tf
 from gradlab._batches import examples_of, microbatches
 from gradlab.averaging import accumulation_dtype
 from gradlab.training import _keras_internals as internals
-from gradlab.training import batch_norm
 from gradlab.training.input_checks import label_rules
 from gradlab.training.metrics import MetricsPlan
 from gradlab.training.objective import Term, common_divisor
 from gradlab.training.replicas import sum_over_replicas
+from gradlab.training.state import CarriedState, make_state
 from gradlab.training.tracing import Traced
+from gradlab.training.whole_batch import Whole, check_passes
 
 
 @dataclass(frozen=True)
@@ -22,65 +23,47 @@ class Plan:
     """What the forward passes of a window have in common.
 
     Attributes:
-        carried: the Keras variables that a forward pass assigns, other than moving averages of batch normalization.
-        once: the positions of those whose new value does not depend on the examples: counters, spectral norms. As in
-            the large batch they change once per window, so every micro-batch begins with their first value.
-        draws: for the random seeds among them, by their position, how often a forward pass draws from them.
-        averages: the moving averages of batch normalization.
-        normalizing: the names of the layers that normalize each micro-batch by its own statistics.
+        state: the variables that a forward pass assigns.
         labels: which targets are class numbers, as `label_rules` describes.
         kinds: for each term of the loss, the kind of its divisor.
         loss_weights: for each term its factor in the total loss.
         numbers: the names of losses that give one number for a batch, as in `Objective`.
         unknown: the names of losses of which it is unknown whether they depend on other examples, as in `Objective`.
         adding: the names of the layers that add losses; empty if the model's own loss takes care of them.
+        adds: whether layers add losses.
         metrics: how metrics are updated.
         examples: the number of examples of the window over all replicas, or None if nothing asks for it.
         divisors: the divisors of the whole window, one for each term, if the terms differ in them; else None. Those
             that are proportional to the examples are None.
         is_sum: whether the sums of gradients are the update's gradients, without a division.
+        whole: what losses over the whole batch see of a micro-batch: by the position of their term.
     """
 
-    carried: list
-    once: set[int]
-    draws: dict[int, int]
-    averages: batch_norm.MovingAverages
-    normalizing: list[str]
+    state: CarriedState
     labels: list
     kinds: list[str]
     loss_weights: list
     numbers: list[str]
     unknown: list[str]
     adding: list[str]
+    adds: bool
     metrics: MetricsPlan
     examples: tf.Tensor | None
     divisors: list | None
     is_sum: bool
+    whole: dict[int, Whole]
 
-    def begin(self) -> list:
-        """The values that a replica's window begins with. Each replica draws different random numbers."""
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        return [
-            v.value + tf.cast(tf.stack([replica, 0]), v.value.dtype) if i in self.draws else tf.identity(v.value)
-            for i, v in enumerate(self.carried)
+    def loss(self, term_sums: list) -> tuple[tf.Tensor, list]:
+        """The loss of a window without regularization, and that of each term before loss weights.
+
+        Args:
+            term_sums: for each term: (the sum of its totals, the sum of its divisors).
+        """
+        means = [
+            total if kind == "sum" else tf.math.divide_no_nan(total, divisor)
+            for (total, divisor), kind in zip(term_sums, self.kinds)
         ]
-
-    def scope(self, values: list) -> internals.RecordingScope:
-        """A scope for the next micro-batch, which begins with these values."""
-        carried = [(v, value) for i, (v, value) in enumerate(zip(self.carried, values)) if i not in self.once]
-        return internals.RecordingScope([*carried, *((v, tf.zeros_like(v.value)) for v in self.averages.variables)])
-
-    def values(self, scope: keras.StatelessScope) -> list:
-        """The values of the variables after a micro-batch."""
-        return [scope.get_current_value(v) for v in self.carried]
-
-    def end(self, values: list, steps: tf.Tensor) -> None:
-        """Assigns the values after a window of a number of micro-batches. Seeds end equal on all replicas."""
-        several = tf.distribute.get_replica_context().num_replicas_in_sync > 1
-        for i, (variable, value) in enumerate(zip(self.carried, values)):
-            if i in self.draws and several:
-                value = variable.value + tf.cast(tf.stack([0, self.draws[i] * steps]), value.dtype)
-            variable.assign(value)
+        return tf.add_n([mean * tf.cast(factor, mean.dtype) for mean, factor in zip(means, self.loss_weights)]), means
 
     def window_divisors(self, terms: list[Term], examples: tf.Tensor) -> list | None:
         """The divisors of the window, for a micro-batch with these terms and so many examples; None for its own."""
@@ -116,14 +99,15 @@ def make_plan(
     Raises:
         ValueError: the model or its losses cannot be computed in micro-batches, or not with skip_nonfinite.
     """
-    assigned, terms = traced.assigned, traced.terms
-    layers, calls = batch_norm.normalizing_layers(model, {key: times for key, (_, times) in assigned.items()})
-    usual = [i for i, layer in enumerate(layers) if not layer.renorm and layer.momentum < 1]
-    averages = batch_norm.MovingAverages([layers[i] for i in usual], [calls[i] for i in usual])
-    own = {id(variable) for variable in averages.variables}
-    carried = [variable for key, (variable, _) in assigned.items() if key not in own]
+    terms = traced.terms
     _check_overwritten(model, training)
-    seeds = {i for i, v in enumerate(carried) if internals.is_seed_state(v)}
+    whole = {i: term.whole for i, term in enumerate(terms) if term.whole is not None}
+    if whole and skip_nonfinite:
+        raise ValueError(
+            "skip_nonfinite must be False with a loss over the whole batch, to which a micro-batch that is left out "
+            f"would still belong. Received: {skip_nonfinite!r}"
+        )
+    check_passes(list(whole.values()), traced.graph)
     kinds = [term.kind for term in terms]
     counts = None
     if common_divisor(terms) is None:
@@ -139,24 +123,21 @@ def make_plan(
             counts = sum_over_replicas(_count(traced.divisors, batch, microbatch_size, len(kinds)))
         by_kind = {"sum": tf.ones([], accumulation_dtype(keras.config.floatx())), "examples": None}
         counts = [by_kind.get(kind, count) for count, kind in zip(counts, kinds)]
-    each = traced.metrics.counting
     asks_for_examples = counts is not None or traced.numbers or traced.adding
     return Plan(
-        carried=carried,
-        once={i for i, v in enumerate(carried) if i not in seeds and id(v) not in each and not traced.of_data[id(v)]},
-        draws={i: assigned[id(carried[i])][1] for i in seeds},
-        averages=averages,
-        normalizing=[layer.name for layer in layers],
+        state=make_state(traced.assigned, traced.of_data, internals.layers_of(model), traced.metrics.counting),
         labels=label_rules(traced.y, terms),
         kinds=kinds,
         loss_weights=[term.loss_weight for term in terms],
         numbers=traced.numbers,
         unknown=traced.unknown,
         adding=traced.adding,
+        adds=traced.adds,
         metrics=traced.metrics,
         examples=sum_over_replicas(examples_of(batch[0])) if asks_for_examples else None,
         divisors=counts,
         is_sum=counts is not None or kinds[0] == "sum",
+        whole=whole,
     )
 
 

@@ -16,7 +16,8 @@ class WindowRecord:
         losses: the mean loss of each micro-batch, shape (micro-batches,).
         weights: the weight of each micro-batch in the window's mean, usually its number of examples, and 0 if it was
             left out; shape (micro-batches,).
-        gradient_norms: the norm of each micro-batch's mean gradient over all variables, shape (micro-batches,).
+        gradient_norms: the norm of each micro-batch's mean gradient over all variables, shape (micro-batches,). NaN
+            with a `gradlab.WholeBatch` loss, of which no micro-batch has a gradient of its own.
         window_gradient_norm: the norm of the window's mean gradient, before any clipping.
     """
 

@@ -27,6 +27,7 @@ class Traced:
         metrics: how metrics are updated.
         numbers, unknown: the names of losses, as in `gradlab.training.objective.Objective`.
         adding: the names of the layers that add losses; empty if the model's own loss takes care of them.
+        adds: whether layers add losses.
         graph: the traced graph. Its tensors have None where the number of examples belongs.
     """
 
@@ -39,6 +40,7 @@ class Traced:
     numbers: list[str]
     unknown: list[str]
     adding: list[str]
+    adds: bool
     graph: tf.Graph
 
 
@@ -72,14 +74,15 @@ def trace_forward(
             terms = objective(batch, y_pred, scope.losses, examples_of(x))
             in_loss = set(scope.assigned) - in_call
             logs = model.compute_metrics(x, y, y_pred, sample_weight) if with_metrics else {}
-        from_data = _Dependence(tf.nest.flatten(batch, expand_composites=True))
+        from_data = Dependence(tf.nest.flatten(batch, expand_composites=True))
         of_data = {key: from_data(scope.state_mapping[key]) for key in scope.assigned}
         plan = MetricsPlan()
         if with_metrics:
-            metrics = _Dependence([before[id(v)] for v in model.metrics_variables if id(v) in before])
+            metrics = Dependence([before[id(v)] for v in model.metrics_variables if id(v) in before])
             plan = plan_metrics(model, scope, before, in_loss, logs, from_data, metrics)
         adding = [] if objective.own else [internals.layer_that_added(model, loss) for loss in scope.losses]
         found.update(terms=terms, y=y, assigned=scope.assigned, of_data=of_data, metrics=plan, adding=adding)
+        found["adds"] = bool(scope.losses)
         return [term.divisor for term in terms]
 
     graph = divisors.get_concrete_function(*specs).graph
@@ -87,7 +90,7 @@ def trace_forward(
     return Traced(divisors, **found, numbers=numbers, unknown=unknown, graph=graph)
 
 
-class _Dependence:
+class Dependence:
     """A function (tensor) -> whether a traced tensor was computed from one of some other tensors of its graph."""
 
     def __init__(self, sources: list):

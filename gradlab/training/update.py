@@ -14,7 +14,7 @@ from gradlab.training.metrics import CALLS_WARNING
 from gradlab.training.objective import Objective
 from gradlab.training.plan import Plan
 from gradlab.training.replicas import apply_gradients, sum_over_replicas
-from gradlab.training.window_pass import Passed, WindowPass, loss_of_sums
+from gradlab.training.window_pass import Passed, WindowPass
 from gradlab.window import Loop
 
 
@@ -26,9 +26,11 @@ class Outcome(NamedTuple):
         term_losses: the loss of each output over all replicas, before loss weights.
         logs: what the model's own `compute_metrics` returned, by name; None for the losses.
         skipped: the number of micro-batches left out on all replicas, a scalar.
-        losses: the losses of this replica's micro-batches, shape (micro-batches,).
+        losses: the losses of this replica's micro-batches, shape (micro-batches,). A loss over the whole batch counts
+            with its value for the whole batch.
         weights: the weight of each, 0 if it was left out, shape (micro-batches,).
-        gradient_norms: the norm of each one's mean gradient, shape (micro-batches,), or None.
+        gradient_norms: the norm of each one's mean gradient, shape (micro-batches,), or None. NaN with a loss over the
+            whole batch, of which no micro-batch has a gradient of its own.
         window_gradient_norm: the norm of the window's mean gradient over all replicas, without regularization, before
             any clipping, a scalar.
         before, updates: the optimizer's `iterations` before and after the update, scalars.
@@ -163,8 +165,8 @@ class WindowUpdate:
             self._warn_once(sentence)
 
     def _warn(self, plan: Plan) -> None:
-        if plan.normalizing:
-            self._warn_once(batch_norm.WARNING.format(layers=", ".join(plan.normalizing)))
+        if plan.state.normalizing:
+            self._warn_once(batch_norm.WARNING.format(layers=", ".join(plan.state.normalizing)))
         for name in sorted(set(plan.metrics.counting.values())):
             self._warn_once(CALLS_WARNING.format(name=name))
 
@@ -180,8 +182,7 @@ class WindowUpdate:
             (sums.gradients, sums.weight, sums.skipped, tf.size(sums.weights), passed.statistics, passed.term_sums)
         )
         # The order is that of the large batch: its forward pass assigns variables, then the optimizer updates them.
-        plan.end(passed.values, steps)
-        plan.averages.assign(statistics)
+        plan.state.end(passed.values, steps, statistics)
         divisor = tf.ones_like(weight) if plan.is_sum else weight
         gradients = divide(gradients, None if passed.is_mean else divisor / passed.unit, variables)
         window_gradient_norm = tf.sqrt(squared_norm(gradients, dtype)) / scale
@@ -198,8 +199,10 @@ class WindowUpdate:
                 apply_gradients(
                     self._optimizer, gradients, variables, weight > 0 if self._loop.skip_nonfinite else None
                 )
-        loss, term_losses = loss_of_sums(plan, term_sums)
+        loss, term_losses = plan.loss(term_sums)
         norms = None if sums.records is None else mean_norms(sums.records, sums.weights / passed.unit) / scale
+        if norms is not None and plan.whole:  # no micro-batch has a loss of its own
+            norms = tf.fill(tf.shape(norms), tf.constant(float("nan"), dtype))
         return Outcome(
             loss=loss + tf.cast(regularization, dtype),
             term_losses=term_losses,

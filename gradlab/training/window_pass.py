@@ -9,12 +9,13 @@ import tensorflow as tf
 
 from gradlab._batches import equal_nests, examples_of, map_tensors, spec_of
 from gradlab.training import _keras_internals as internals
-from gradlab.training.additivity import Additivity, factors, of_halves
+from gradlab.training.additivity import Additivity, Halves, factors
 from gradlab.training.in_flight import InFlight, choose
 from gradlab.training.input_checks import check_stateless, checked_batch
 from gradlab.training.objective import Objective, Term, common_divisor, total_loss
 from gradlab.training.plan import Plan, make_plan
 from gradlab.training.tracing import Traced, trace_forward
+from gradlab.training.whole_batch import Collected, Whole, losses_and_slopes
 from gradlab.window import Loop, Microbatch, Sums, accumulate
 
 
@@ -24,7 +25,7 @@ class Passed(NamedTuple):
     Attributes:
         plan: what the forward passes have in common.
         sums: the result of the loop.
-        values: the values of the plan's carried variables after the window.
+        values: the values of the state's variables after the window.
         statistics: the sums for the moving averages of batch normalization.
         term_sums: for each term of the loss: (the sum of its totals, the sum of its divisors).
         logs: what the model's own `compute_metrics` returned, as in the plan of the metrics.
@@ -149,25 +150,45 @@ class WindowPass:
             training=self._training,
             skip_nonfinite=self._loop.skip_nonfinite,
         )
-        first, examples = plan.begin(), examples_of(batch[0])
+        first, examples = plan.state.begin(), examples_of(batch[0])
         kinds = self._kinds(plan, first, batch)
         if kinds is not None:
             with tf.control_dependencies([kinds]):  # a loss that is refused must not leave an update behind
                 batch = map_tensors(tf.identity, batch)
         unit, is_mean = self._unit(plan, tf.cast(examples, dtype))
-        forward = self._forward(plan, tf.cast(scale, dtype), unit, examples, kinds)
+        scale, slopes = tf.cast(scale, dtype), None
+        whole_losses: list = []
+        batch = checked_batch(batch, plan.labels)
+        collected = Collected(list(plan.whole.values()))
+        if self._training and plan.whole:
+            wholes = self._first_pass(plan, collected, batch, in_flight.count)
+            whole_losses, slopes = losses_and_slopes(wholes, scale, examples)
+            collected = Collected([])
+        forward = self._forward(plan, scale, unit, examples, kinds, whole_losses)
+
+        def collect(microbatch, number, state):
+            result, seen = forward(microbatch, state[:-1])
+            after = (*result.state, collected.add(state[-1], number, seen))
+            return Microbatch(result.loss, result.weight, after, result.share, result.examples)
+
+        steps = -(-examples // self._microbatch_size)
         no_terms = [(tf.zeros([], dtype), tf.zeros([], dtype)) for _ in plan.kinds]
         sums = accumulate(
-            forward,
+            collect,
             variables,
-            checked_batch(batch, plan.labels),
+            (*batch, slopes),
             self._microbatch_size,
-            (first, plan.averages.zeros(dtype), no_terms, plan.metrics.no_logs()),
+            (first, plan.state.averages.zeros(dtype), no_terms, plan.metrics.no_logs(), collected.begin(steps)),
             record=record,
             accumulators=accumulators,
             loop=dataclasses.replace(self._loop, in_flight=in_flight.count),
         )
-        values, statistics, term_sums, logs = sums.state
+        values, statistics, term_sums, logs, arrays = sums.state
+        if not self._training:
+            whole_losses = [whole.value() for whole in collected.end(arrays)]
+        for i, loss in zip(plan.whole, whole_losses):
+            replicas = tf.distribute.get_replica_context().num_replicas_in_sync
+            term_sums[i] = tf.cast(loss, dtype) / replicas, tf.ones([], dtype)
         return Passed(plan, sums, values, statistics, term_sums, logs, unit, is_mean)
 
     def _unit(self, plan: Plan, examples: tf.Tensor) -> tuple:
@@ -184,19 +205,41 @@ class WindowPass:
             return examples, True
         return float(self._microbatch_size), False
 
-    def _forward(self, plan: Plan, scale: tf.Tensor, unit: Any, window: tf.Tensor, kinds: Any) -> Callable:
-        """The forward pass of a micro-batch, as `accumulate` calls it."""
+    def _first_pass(self, plan: Plan, collected: Collected, batch: tuple, in_flight: int) -> list[Whole]:
+        """What losses over the whole batch see of it."""
+
+        @self._compiled
+        def forward(microbatch, values):
+            with plan.state.scope(values) as scope:
+                y_pred = self._model(microbatch[0], training=self._training)
+                terms = self._objective(microbatch, y_pred, scope.losses, examples_of(microbatch[0]))
+            return plan.state.values(scope), [terms[i].whole.seen for i in plan.whole]
+
+        def collect(microbatch, number, state):
+            values, seen = forward(microbatch, state[0])
+            return Microbatch(tf.zeros([]), tf.ones([]), (values, collected.add(state[1], number, seen)))
+
+        size = self._microbatch_size
+        begin = plan.state.begin(), collected.begin(-(-examples_of(batch[0]) // size))
+        return collected.end(accumulate(collect, [], batch, size, begin, loop=Loop(in_flight)).state[1])
+
+    def _forward(
+        self, plan: Plan, scale: tf.Tensor, unit: Any, window: tf.Tensor, kinds: Any, whole_losses: list
+    ) -> Callable:
+        """The forward pass of a micro-batch: a function (micro-batch, state) -> its `Microbatch`, and what losses over
+        the whole batch see of it."""
         dtype = self._loop.weight_dtype
 
-        def forward(microbatch, number, state):
-            values, statistics, term_sums, logs = state
+        @self._compiled
+        def forward(microbatch, state):
+            (*microbatch, slopes), (values, statistics, term_sums, logs) = microbatch, state
             examples = examples_of(microbatch[0])
             share = tf.math.divide_no_nan(tf.cast(examples, dtype), tf.cast(window, dtype))
-            with plan.scope(values) as scope:
+            with plan.state.scope(values) as scope:
                 before = dict(scope.state_mapping)
                 y_pred = self._model(microbatch[0], training=self._training)
                 as_means = factors(kinds, examples, plan.examples, dtype) if plan.numbers or plan.adding else None
-                terms = self._objective(microbatch, y_pred, scope.losses, examples, as_means)
+                terms = self._objective(microbatch, y_pred, scope.losses, examples, as_means, slopes)
                 if self._with_metrics:
                     self._model.compute_metrics(*microbatch[:2], y_pred, microbatch[2])
                     plan.metrics.weigh(scope, before, share, share if as_means is None else as_means[0] * share)
@@ -204,29 +247,35 @@ class WindowPass:
                     with internals.frozen_metrics(self._model):  # its logs, now that the increments are weighed
                         found = self._model.compute_metrics(*microbatch[:2], y_pred, microbatch[2])
                     logs = plan.metrics.add_logs(logs, found, share)
-            loss = tf.cast(total_loss(terms, plan.window_divisors(terms, examples)), dtype)
-            weight = _weight(plan, terms, tf.cast(examples, dtype))
+            divisors, weight = plan.window_divisors(terms, examples), _weight(plan, terms, tf.cast(examples, dtype))
+            loss = tf.cast(total_loss(terms, divisors), dtype) * scale
             sums = [
                 (total + tf.cast(term.total, dtype), divisor + tf.cast(term.divisor, dtype))
                 for term, (total, divisor) in zip(terms, term_sums)
             ]
-            state = plan.values(scope), plan.averages.add(statistics, scope, examples), sums, logs
-            return Microbatch(loss * scale, weight, state, weight / unit)
+            state = plan.state.values(scope), plan.state.averages.add(statistics, scope, examples), sums, logs
+            shown, examples = loss, None
+            if whole_losses:  # what is differentiated is not the loss
+                shown = tf.cast(total_loss(terms, divisors, dict(zip(plan.whole, whole_losses))), dtype) * scale
+                examples = loss, weight / unit
+            result = Microbatch(shown, weight, state, weight / unit, examples)
+            return result, [terms[i].whole.seen for i in plan.whole]
 
-        return tf.function(forward, jit_compile=True, autograph=False) if self._jit else forward
+        return forward
+
+    def _compiled(self, function: Callable) -> Callable:
+        return tf.function(function, jit_compile=True, autograph=False) if self._jit else function
 
     def _kinds(self, plan: Plan, values: list, batch: tuple) -> tf.Tensor | None:
         """Whether losses that are one number for a batch are means or sums; None if there is nothing to find out."""
         self._names, self._sums = plan.numbers + plan.adding + plan.unknown, len(plan.unknown)
         if not self._names:
             return None
-        noisy = bool(plan.draws or plan.normalizing)
+        noisy = bool(plan.state.draws or plan.state.normalizing)
         training = self._training and not (noisy and self._adds_as_much(plan, values, batch))
 
-        def losses(part, change):
-            with plan.scope(values) as scope:
-                return of_halves(self._model, self._objective, part, scope, training, change, self._loop.weight_dtype)
-
+        scope = lambda shift: plan.state.scope(plan.state.shifted(values, shift))  # noqa: E731
+        losses = Halves(self._model, self._objective, scope, training, plan.adds, self._loop.weight_dtype)
         return self._additivity.kinds(self._names, len(plan.numbers), self._sums, losses, batch, self._microbatch_size)
 
     def _adds_as_much(self, plan: Plan, values: list, batch: tuple) -> bool:
@@ -235,7 +284,7 @@ class WindowPass:
 
         @tf.function(autograph=False)
         def evaluate(x):
-            with plan.scope([v.value for v in plan.carried]) as scope:
+            with plan.state.scope([v.value for v in plan.state.carried]) as scope:
                 self._model(x, training=False)
                 added.extend(scope.losses)
 
@@ -248,12 +297,3 @@ def _weight(plan: Plan, terms: list[Term], examples: tf.Tensor) -> tf.Tensor:
     if plan.is_sum:
         return tf.ones_like(examples)
     return examples if plan.kinds[0] == "examples" else tf.cast(common_divisor(terms), examples.dtype)
-
-
-def loss_of_sums(plan: Plan, term_sums: list) -> tuple[tf.Tensor, list]:
-    """The loss of a window without regularization, and that of each term before loss weights, from the terms' sums."""
-    means = [
-        total if kind == "sum" else tf.math.divide_no_nan(total, divisor)
-        for (total, divisor), kind in zip(term_sums, plan.kinds)
-    ]
-    return tf.add_n([mean * tf.cast(factor, mean.dtype) for mean, factor in zip(means, plan.loss_weights)]), means

@@ -17,7 +17,7 @@ WINGS = {
     # wing -> the wings that it may import
     "gradlab": (),
     "gradlab.training": HELPER,
-    "gradlab.measure": HELPER,
+    "gradlab.measure": (*HELPER, "gradlab.training"),
     "gradlab.drawing": HELPER,
     "gradlab.lab.experiments": CORE,
     "gradlab.lab.figures": (*CORE, "gradlab.lab.experiments"),

@@ -632,8 +632,9 @@ REFUSED = {
     ),
     "a train_step of its own": (
         lambda: gradlab.microbatched(OwnStep(), 2),
-        "model must not have a train_step of its own, which gradlab's would replace: in it, accumulate with "
-        "gradlab.window.window_gradients. Received: OwnStep.train_step",
+        "model must not have a train_step of its own, which gradlab's would replace: in it, put "
+        r"gradlab.value_and_gradients\(loss, variables, data, microbatch_size\) in the place of the tape. "
+        "Received: OwnStep.train_step",
     ),
     "accumulated twice": (
         lambda: compiled(optimizer=keras.optimizers.SGD(gradient_accumulation_steps=4)),
@@ -647,7 +648,8 @@ REFUSED = {
     "one number for the batch": (
         lambda: compiled(keras.losses.Dice()).fit(RANDOM, RANDOM[:, :3], verbose=0),
         r"dice must be a mean or a sum over the examples, so that micro-batches add up to the large batch; its values "
-        r"for some examples and for their two halves are neither. Received: \S+ \S+ \S+",
+        r"for some examples and for their two halves are neither \(gradlab.WholeBatch computes such a loss\). "
+        r"Received: \S+ \S+ \S+",
     ),
     "in_flight": (
         lambda: gradlab.microbatched(keras.Sequential(), 2, in_flight=0),

@@ -1,0 +1,227 @@
+"""Losses over the whole batch, such as contrastive ones, for a model that computes its batch in micro-batches.
+
+In words (GradCache: Gao, Zhang, Han and Callan, arXiv 2101.06983)::
+
+    first pass:   compute the predictions of all micro-batches, and keep nothing else
+    in between:   loss = loss of all predictions; slopes = gradient of the loss with respect to the predictions
+    second pass:  for each micro-batch: sum = sum + gradient of (predictions * its slopes), with the same random numbers
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from gradlab._batches import map_tensors, tensors_of
+from gradlab.averaging import accumulation_dtype
+from gradlab.training import _keras_internals as internals
+from gradlab.training.state import stateful_draws
+
+
+@keras.saving.register_keras_serializable("gradlab")
+class WholeBatch(keras.losses.Loss):
+    """A loss that relates the examples of a batch to each other, and so must see all of them at once.
+
+    `compile` of a model that `gradlab.microbatched` prepared takes it, and so does `gradlab.Trainer`. The update is the
+    large batch's. Memory holds the activations of the micro-batches in flight, and the predictions of the whole batch.
+    The forward pass is computed twice, with the same dropout masks and other random numbers of Keras' layers, so an
+    update takes about a third longer.
+
+    Args:
+        fn: a function (y, y_pred) -> the loss of the batch, a scalar, or one loss for each example. As the only loss
+            of a model with several outputs it gets the nest of them. y is None if there are no targets. Or a loss of
+            Keras, such as `keras.losses.Dice()`.
+        reduction: as for `keras.losses.Loss`: how losses of the examples are reduced, with their sample weights. None:
+            "sum_over_batch_size", or that of the loss of Keras.
+        name: the name of the loss. None: that of the function.
+
+    Raises:
+        ValueError: fn cannot be called.
+
+    Example:
+        >>> def contrastive(y, y_pred):  # InfoNCE: row i of one half matches row i of the other half
+        ...     one, other = tf.split(tf.math.l2_normalize(y_pred, -1), 2, axis=-1)
+        ...     labels = tf.range(tf.shape(one)[0])
+        ...     return keras.losses.sparse_categorical_crossentropy(labels, one @ tf.transpose(other), from_logits=True)
+        >>> import gradlab, numpy as np
+        >>> model = gradlab.microbatched(keras.Sequential([keras.Input([3]), keras.layers.Dense(4)]), 2)
+        >>> model.compile("sgd", gradlab.WholeBatch(contrastive))
+        >>> history = model.fit(np.eye(3), batch_size=3, verbose=0)      # three examples, two micro-batches, one update
+        >>> int(model.optimizer.iterations)
+        1
+    """
+
+    def __init__(self, fn: Callable | keras.losses.Loss, reduction: str | None = None, name: str | None = None):
+        if not callable(fn):
+            raise ValueError(f"fn must be a function (y, y_pred) -> loss. Received: {fn!r}")
+        dtype, function, own_name = None, fn, getattr(fn, "__name__", type(fn).__name__)
+        if isinstance(fn, keras.losses.Loss):
+            reduction, dtype, function, own_name = reduction or fn.reduction, fn.dtype, fn.call, fn.name
+        super().__init__((name or own_name).strip("<>_"), reduction or "sum_over_batch_size", dtype)
+        self.fn, self._function = fn, function
+        self._has_targets = True
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> tf.Tensor:
+        self._has_targets = y_true is not None  # Keras' class converts the targets, and so cannot take None
+        return super().__call__(y_true if self._has_targets else tf.zeros([]), y_pred, sample_weight)
+
+    def call(self, y_true: Any, y_pred: Any) -> tf.Tensor:
+        """The loss of the batch, or of each example."""
+        return self._function(y_true if self._has_targets else None, y_pred)
+
+    def get_config(self) -> dict:
+        return super().get_config() | {"fn": keras.saving.serialize_keras_object(self.fn)}
+
+    @classmethod
+    def from_config(cls, config: dict) -> "WholeBatch":
+        return cls(**config | {"fn": keras.saving.deserialize_keras_object(config["fn"])})
+
+
+class Whole(NamedTuple):
+    """A loss over the whole batch, and what it sees, of a micro-batch or of the batch.
+
+    Attributes:
+        loss: the loss.
+        targets, predictions: nests of tensors.
+        weights: the sample weights, or None.
+        masks: for each prediction its mask, or None.
+    """
+
+    loss: WholeBatch
+    targets: Any
+    predictions: Any
+    weights: Any
+    masks: list
+
+    @property
+    def seen(self) -> tuple:
+        """What the loss sees: a nest of tensors."""
+        return self[1:]
+
+    def value(self) -> tf.Tensor:
+        """The loss, a scalar."""
+        for tensor, mask in zip(tf.nest.flatten(self.predictions), self.masks):
+            if mask is not None:
+                internals.set_mask(tensor, mask)
+        loss = self.loss(self.targets, self.predictions, self.weights)
+        return loss if self.loss.reduction == "sum" else internals.unscaled(loss)
+
+
+def seen_by(loss: WholeBatch, y: Any, y_pred: Any, sample_weight: Any) -> Whole:
+    """What a loss sees of a micro-batch."""
+    masks = [internals.mask_of(tensor) for tensor in tf.nest.flatten(y_pred)]
+    return Whole(loss, y, y_pred, sample_weight, masks)
+
+
+def check_passes(wholes: list[Whole], graph: tf.Graph) -> None:
+    """Raises ValueError if a model does not allow the two passes.
+
+    Args:
+        wholes: what its losses over the whole batch see of a micro-batch, traced for any number of examples.
+        graph: the traced forward pass, of which the second pass must be able to draw the random numbers again.
+    """
+    for whole in wholes:
+        for tensor in tensors_of(whole.seen):
+            dense = isinstance(tensor, tf.Tensor)
+            if not dense or not tensor.shape.rank or tensor.shape[0] is not None:
+                received = f"a tensor of shape {tensor.shape}" if dense else f"a {type(tensor).__name__}"
+                rule = f"{whole.loss.name} needs outputs and targets with a row for each example"
+                raise ValueError(f"{rule}. Received: {received}")
+    drawing = stateful_draws(graph) if wholes else []
+    if drawing:
+        raise ValueError(
+            f"{wholes[0].loss.name} needs random numbers that can be drawn twice: draw them with keras.random and a "
+            f"keras.random.SeedGenerator instead of tf.random. Received: {drawing[0]}"
+        )
+
+
+class Collected:
+    """Collects what losses over the whole batch see of the micro-batches, in arrays that a loop carries along.
+
+    Args:
+        wholes: what the losses see of a micro-batch, traced for any number of examples.
+    """
+
+    def __init__(self, wholes: list[Whole]):
+        self._wholes = wholes
+
+    def begin(self, steps: tf.Tensor) -> list:
+        """The arrays before the first of a number of micro-batches."""
+        return [
+            tf.TensorArray(tensor.dtype, steps, infer_shape=False, element_shape=tensor.shape)
+            for tensor in tensors_of([whole.seen for whole in self._wholes])
+        ]
+
+    def add(self, arrays: list, number: tf.Tensor, seen: list) -> list:
+        """The arrays with what the losses see of the micro-batch with this number."""
+        return [array.write(number, tensor) for array, tensor in zip(arrays, tensors_of(seen))]
+
+    def end(self, arrays: list) -> list[Whole]:
+        """What the losses see of the whole batch, the examples of all replicas included."""
+        rows = iter(_gathered(array.concat()) for array in arrays)
+        return [
+            Whole(whole.loss, *map_tensors(lambda tensor: tf.ensure_shape(next(rows), tensor.shape), whole.seen))
+            for whole in self._wholes
+        ]
+
+
+def losses_and_slopes(wholes: list[Whole], scale: tf.Tensor, examples: tf.Tensor) -> tuple[list, list]:
+    """The losses of the whole batch, and their gradients with respect to the predictions.
+
+    Args:
+        wholes: what the losses see of the whole batch.
+        scale: the factor of the losses while they are differentiated.
+        examples: the number of examples of this replica.
+
+    Returns:
+        For each loss its value, and for each its slopes: those of this replica's predictions, in the type in which
+        gradients are summed, without the scale; None for predictions that are not floating-point numbers.
+
+    Raises:
+        ValueError: a loss does not depend on the predictions.
+    """
+    losses, all_slopes, rows = [], [], _own_rows(examples)
+    for whole in wholes:
+        predictions = [tensor for tensor in tf.nest.flatten(whole.predictions) if tensor.dtype.is_floating]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(predictions)
+            loss = whole.value()
+            scaled = loss * tf.cast(scale, loss.dtype)
+        found = tape.gradient(scaled, predictions)
+        if all(slope is None for slope in found):
+            raise ValueError(
+                f"{whole.loss.name} must depend on the predictions. Received: a loss that is constant in them"
+            )
+        zeros = [tf.zeros_like(one) if slope is None else slope for one, slope in zip(predictions, found)]
+        left = iter(_unscaled(tf.convert_to_tensor(slope)[rows], scale) for slope in zeros)
+        losses.append(loss)
+        all_slopes.append([next(left) if t.dtype.is_floating else None for t in tf.nest.flatten(whole.predictions)])
+    return losses, all_slopes
+
+
+def differentiable(whole: Whole, slopes: list) -> tf.Tensor:
+    """A scalar with the gradient of the whole batch's loss: the sum of the predictions times their slopes."""
+    pairs = [pair for pair in zip(tf.nest.flatten(whole.predictions), slopes) if pair[1] is not None]
+    return tf.add_n([tf.reduce_sum(tf.cast(tensor, slope.dtype) * slope) for tensor, slope in pairs])
+
+
+def _unscaled(slopes: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+    dtype = accumulation_dtype(slopes.dtype)
+    return tf.cast(slopes, dtype) / tf.cast(scale, dtype)
+
+
+def _gathered(tensor: tf.Tensor) -> tf.Tensor:
+    """The rows of all replicas."""
+    context = tf.distribute.get_replica_context()
+    return tensor if context.num_replicas_in_sync == 1 else context.all_gather(tensor, axis=0)
+
+
+def _own_rows(examples: tf.Tensor) -> slice:
+    """This replica's rows among those of all replicas."""
+    context = tf.distribute.get_replica_context()
+    if context.num_replicas_in_sync == 1:
+        return slice(None)
+    ends = tf.cumsum(context.all_gather(tf.reshape(examples, [1]), axis=0))
+    end = ends[context.replica_id_in_sync_group]
+    return slice(end - examples, end)

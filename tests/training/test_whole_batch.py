@@ -1,0 +1,541 @@
+"""WholeBatch: losses that see all examples of a batch, in micro-batches, against a tape over the whole batch."""
+
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from large_batch import OPTIMIZERS
+
+import gradlab
+from gradlab.training import whole_batch
+from gradlab.training.state import CarriedState
+
+layers = keras.layers
+
+
+def info_nce(y, y_pred):
+    """One loss for each example: its second view among all second views."""
+    one, other = tf.split(tf.math.l2_normalize(y_pred, -1), 2, axis=-1)
+    similarities = tf.matmul(one, other, transpose_b=True) / 0.5
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(tf.range(tf.shape(one)[0]), similarities)
+
+
+def clip(y, towers):
+    """CLIP: two outputs, each the other's labels, and no targets."""
+    assert y is None
+    image, text = (tf.math.l2_normalize(tower, -1) for tower in towers)
+    similarities, right = tf.matmul(image, text, transpose_b=True) / 0.5, tf.range(tf.shape(image)[0])
+    ways = similarities, tf.transpose(similarities)
+    return tf.add_n([tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(right, way)) for way in ways]) / 2
+
+
+def supervised_contrastive(y, y_pred):
+    """Khosla and others: all images of the same class are positives."""
+    labels, unit = tf.reshape(y, [-1]), tf.math.l2_normalize(y_pred, -1)
+    others = 1 - tf.eye(tf.shape(unit)[0], dtype=unit.dtype)
+    logits = tf.matmul(unit, unit, transpose_b=True) / 0.5
+    log_odds = logits - tf.math.log(tf.reduce_sum(tf.exp(logits) * others, axis=1, keepdims=True))
+    positives = tf.cast(labels[:, tf.newaxis] == labels, unit.dtype) * others
+    return -tf.math.divide_no_nan(tf.reduce_sum(positives * log_odds, 1), tf.reduce_sum(positives, 1))
+
+
+def distances(y_pred):
+    squares = tf.reduce_sum(y_pred**2, axis=1)
+    return squares[:, tf.newaxis] - 2 * tf.matmul(y_pred, y_pred, transpose_b=True) + squares
+
+
+def hardest_triplets(y, y_pred):
+    """Hermans and others: the farthest positive and the nearest negative of each image."""
+    same = tf.reshape(y, [-1, 1]) == tf.reshape(y, [1, -1])
+    apart = distances(y_pred)
+    positive = tf.reduce_max(tf.where(same, apart, 0.0), axis=1)
+    negative = tf.reduce_min(tf.where(same, apart.dtype.max, apart), axis=1)
+    return tf.nn.relu(positive - negative + 0.5)
+
+
+def correlation(y, y_pred):
+    one, other = (part - tf.reduce_mean(part) for part in (tf.reshape(y, [-1]), tf.reduce_sum(y_pred, axis=1)))
+    return 1 - tf.reduce_sum(one * other) / tf.norm(one) / tf.norm(other)
+
+
+def balance(y, gates):
+    """The load-balancing loss of a mixture of experts: a product of two means."""
+    odds = tf.nn.softmax(gates)
+    chosen = tf.one_hot(tf.argmax(gates, axis=1), gates.shape[-1], dtype=odds.dtype)
+    return gates.shape[-1] * tf.reduce_sum(tf.reduce_mean(chosen, 0) * tf.reduce_mean(odds, 0))
+
+
+LOSSES = {f.__name__: f for f in (info_nce, supervised_contrastive, hardest_triplets, correlation, balance)}
+
+
+def network(*middle, dtype=None):
+    keras.utils.set_random_seed(0)
+    outputs = layers.Dense(4, kernel_regularizer="l2", dtype=dtype)
+    return keras.Sequential([keras.Input([4]), layers.Dense(6, "tanh"), *middle, outputs])
+
+
+def two_towers():
+    keras.utils.set_random_seed(0)
+    image, text = keras.Input([4]), keras.Input([3])
+    one = layers.Dense(4)(layers.Dense(6, "tanh")(image))
+    return keras.Model([image, text], [one, layers.Dense(4)(text)])
+
+
+def rows(examples, *shape, seed=0):
+    return np.random.default_rng(seed).normal(size=[examples, *shape]).astype(keras.config.floatx())
+
+
+def labels(examples):
+    return np.random.default_rng(3).integers(0, 3, examples).astype(keras.config.floatx())
+
+
+def large_batch_fit(model, optimizer, loss, x, y, sample_weight=None, batch_size=8, epochs=2, loss_weight=1.0):
+    """The reference: a tape over each whole batch. Returns the losses of the updates."""
+    found, examples = [], len(tf.nest.flatten(x)[0])
+    for _ in range(epochs):
+        for start in range(0, examples, batch_size):
+            part = lambda nest, at=start: tf.nest.map_structure(lambda a: tf.constant(a[at : at + batch_size]), nest)  # noqa: E731
+            with tf.GradientTape() as tape:
+                value = loss(None if y is None else part(y), model(part(x), training=True))
+                if sample_weight is not None:
+                    value = value * tf.cast(part(sample_weight), value.dtype)
+                total = loss_weight * tf.reduce_mean(value) + sum(model.losses)
+                scaled = optimizer.scale_loss(total)
+            gradients = tape.gradient(scaled, [v.value for v in model.trainable_variables])
+            optimizer.apply(gradients, model.trainable_variables)
+            found.append(float(total))
+    return found
+
+
+def assert_close(found, expected, tolerance=1e-12):
+    scale = max(np.abs(one).max() for one in expected)
+    for one, other in zip(found, expected, strict=True):
+        assert np.isfinite(other).all()
+        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance * scale)
+
+
+def held_against(expected_model, found_model, start, tolerance=1e-12):
+    assert any(np.abs(new - old).max() > 1e-3 for new, old in zip(expected_model.get_weights(), start))
+    assert_close(found_model.get_weights(), expected_model.get_weights(), tolerance)
+
+
+@pytest.mark.parametrize("size", [1, 3, 8, 30])
+@pytest.mark.parametrize("name", LOSSES)
+def test_fit_makes_the_update_of_the_large_batch(name, size, float64):
+    x, y = rows(19, 4), labels(19)
+    expected, optimizer = network(), OPTIMIZERS["adamw"](global_clipnorm=0.25)
+    start = expected.get_weights()
+    losses = large_batch_fit(expected, optimizer, LOSSES[name], x, y)
+    model = gradlab.microbatched(network(), size)
+    model.compile(OPTIMIZERS["adamw"](global_clipnorm=0.25), gradlab.WholeBatch(LOSSES[name]))
+    history = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0).history
+    held_against(expected, model, start)
+    by_epoch = np.reshape(losses, [2, 3]) @ np.array([8, 8, 3]) / 19
+    np.testing.assert_allclose(history["loss"], by_epoch, rtol=1e-6)  # metrics are kept in float32
+
+
+@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(
+    size=st.integers(1, 12),
+    batch_size=st.integers(1, 12),
+    examples=st.integers(2, 13),
+    in_flight=st.sampled_from([1, 2, "auto"]),
+    weighted=st.booleans(),
+)
+def test_any_sizes_and_weights(size, batch_size, examples, in_flight, weighted, float64):
+    x, y = rows(examples, 4), labels(examples)
+    weight = np.linspace(0, 2, examples) if weighted else None
+    expected, optimizer = network(), OPTIMIZERS["adam"]()
+    large_batch_fit(expected, optimizer, hardest_triplets, x, y, weight, batch_size, 1)
+    model = gradlab.microbatched(network(), size, in_flight=in_flight)
+    model.compile(OPTIMIZERS["adam"](), gradlab.WholeBatch(hardest_triplets))
+    model.fit(x, y, sample_weight=weight, batch_size=batch_size, shuffle=False, verbose=0)
+    assert_close(model.get_weights(), expected.get_weights(), 1e-11)
+
+
+def test_two_towers_without_targets(float64):
+    x = [rows(13, 4), rows(13, 3, seed=1)]
+    expected, optimizer = two_towers(), OPTIMIZERS["adam"]()
+    start = expected.get_weights()
+    losses = large_batch_fit(expected, optimizer, clip, x, None, batch_size=8)
+    model = gradlab.microbatched(two_towers(), 3)
+    model.compile(OPTIMIZERS["adam"](), gradlab.WholeBatch(clip))
+    history = model.fit(x, batch_size=8, epochs=2, shuffle=False, verbose=0).history
+    held_against(expected, model, start)
+    np.testing.assert_allclose(history["loss"], np.reshape(losses, [2, 2]) @ np.array([8, 5]) / 13, rtol=1e-6)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_trainer(replicas, float64, two_devices):
+    """With two devices the predictions are gathered; a window of one example leaves one device without any."""
+    x, y = rows(19, 4), labels(19)
+    windows = [(0, 8), (8, 9), (9, 19)]
+    expected, optimizer = network(), OPTIMIZERS["adam"](global_clipnorm=0.25)
+    start, losses = expected.get_weights(), []
+    for first, last in windows:
+        part = x[first:last], y[first:last]
+        losses += large_batch_fit(expected, optimizer, hardest_triplets, *part, batch_size=10, epochs=1)
+    strategy = two_devices if replicas == 2 else None
+    with (strategy or tf.distribute.get_strategy()).scope():
+        model, optimizer = network(), OPTIMIZERS["adam"](global_clipnorm=0.25)
+    trainer = gradlab.Trainer(model, optimizer, gradlab.WholeBatch(hardest_triplets), 3, strategy)
+    steps = [trainer.step(x[first:last], y[first:last]) for first, last in windows]
+    held_against(expected, model, start)
+    np.testing.assert_allclose([step.loss for step in steps], losses, rtol=1e-12)
+    assert all(np.isnan(step.gradient_norms).all() for step in steps)
+
+
+def test_fit_on_two_devices(float64, two_devices):
+    x, y = rows(19, 4), labels(19)
+    expected, optimizer = network(), OPTIMIZERS["sgd"]()
+    start = expected.get_weights()
+    large_batch_fit(expected, optimizer, supervised_contrastive, x, y)
+    with two_devices.scope():
+        model = gradlab.microbatched(network(), 2)
+        model.compile(OPTIMIZERS["sgd"](), gradlab.WholeBatch(supervised_contrastive))
+    model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    held_against(expected, model, start)
+
+
+@pytest.mark.parametrize("weights", [None, [0.25, 4.0]])
+def test_beside_an_ordinary_loss_and_losses_that_layers_add(weights, float64):
+    class Adding(layers.Layer):
+        def call(self, inputs):
+            self.add_loss(0.1 * tf.reduce_mean(inputs**2))
+            return inputs
+
+    def build():
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input([4])
+        hidden = Adding()(layers.Dense(6, "tanh")(inputs))
+        return keras.Model(inputs, [layers.Dense(4)(hidden), layers.Dense(1)(hidden)])
+
+    x, y = rows(13, 4), [labels(13), rows(13, 1, seed=5)]
+    share = weights or [1.0, 1.0]
+
+    def both(y, y_pred):
+        whole = share[0] * tf.reduce_mean(hardest_triplets(y[0], y_pred[0]))
+        return whole + share[1] * tf.reduce_mean((y[1] - y_pred[1]) ** 2)
+
+    expected, optimizer = build(), OPTIMIZERS["adam"]()
+    start = expected.get_weights()
+    losses = large_batch_fit(expected, optimizer, both, x, y, epochs=1)
+    model = gradlab.microbatched(build(), 3)
+    model.compile(OPTIMIZERS["adam"](), [gradlab.WholeBatch(hardest_triplets), "mse"], loss_weights=weights)
+    history = model.fit(x, y, batch_size=8, shuffle=False, verbose=0).history
+    held_against(expected, model, start)
+    np.testing.assert_allclose(history["loss"], np.array(losses) @ np.array([8, 5]) / 13, rtol=1e-6)
+
+
+def test_evaluate_predict_and_metrics(float64):
+    x, y = rows(13, 4), labels(13)[:, np.newaxis]
+    model = gradlab.microbatched(network(), 3)
+    model.compile("sgd", gradlab.WholeBatch(supervised_contrastive), metrics=["mae"])
+    value, _ = model.evaluate(x, y, batch_size=13, verbose=0)
+    expected = tf.reduce_mean(supervised_contrastive(tf.constant(y), model(x))) + sum(model.losses)
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+    np.testing.assert_allclose(model.predict(x, batch_size=13, verbose=0), model(x), rtol=1e-12)
+    history = model.fit(x, y, batch_size=13, validation_data=(x, y), verbose=0).history
+    assert set(history) == {"loss", "mae", "val_loss", "val_mae"}
+
+
+def squares(y, y_pred):
+    return tf.reduce_mean((y_pred - tf.reshape(y, [-1, 1])) ** 2, axis=-1)
+
+
+def test_both_passes_draw_the_same_masks(float64):
+    """For a mean over the examples the two passes must give what one pass gives, if they draw the same masks."""
+    x, y, found = rows(13, 4), labels(13), []
+    for loss in (squares, gradlab.WholeBatch(squares)):
+        model = gradlab.microbatched(network(layers.Dropout(0.5), layers.GaussianNoise(0.5)), 3)
+        model.compile(OPTIMIZERS["sgd"](), loss)
+        model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+        found.append([*model.get_weights(), *(v.numpy() for v in model.non_trainable_variables)])
+    assert_close(found[1], found[0])
+
+
+def test_other_masks_in_the_second_pass_are_noticed(monkeypatch, float64):
+    begin, calls = CarriedState.begin, []
+
+    def other_seeds(self):
+        calls.append(None)
+        seeds = begin(self)
+        return seeds if len(calls) % 2 else [seed + 1 for seed in seeds]
+
+    monkeypatch.setattr(CarriedState, "begin", other_seeds)
+    with pytest.raises(AssertionError, match="Mismatched"):
+        test_both_passes_draw_the_same_masks(None)
+
+
+def test_slopes_of_other_rows_are_noticed(monkeypatch, float64):
+    original = whole_batch.losses_and_slopes
+    from gradlab.training import window_pass
+
+    def turned(*args):
+        losses, slopes = original(*args)
+        return losses, [[tf.reverse(slope, [0]) for slope in each] for each in slopes]
+
+    monkeypatch.setattr(window_pass, "losses_and_slopes", turned)
+    with pytest.raises(AssertionError, match="Mismatched"):
+        test_fit_makes_the_update_of_the_large_batch("info_nce", 3, None)
+
+
+def test_moving_averages_move_once(float64):
+    x, y, found = 3 + rows(16, 4), labels(16), []
+    for loss in (squares, gradlab.WholeBatch(squares)):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input([4]), layers.BatchNormalization(), layers.Dense(4)])
+        model = gradlab.microbatched(model, 3)
+        model.compile("sgd", loss)
+        with pytest.warns(UserWarning, match="normalizes each micro-batch"):
+            model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+        found.append(model.get_weights())
+    assert_close(found[1], found[0])
+
+
+def test_half_precision_with_a_loss_scale():
+    """The slopes are float16 with the loss scale, as in the large batch. Without the scale they would be 0."""
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        x, y, found = rows(12, 4), labels(12), []
+
+        def tiny(y, y_pred):
+            return 1e-7 * supervised_contrastive(y, y_pred)
+
+        for size in (12, 5):
+            model = gradlab.microbatched(network(dtype="mixed_float16"), size)
+            optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(2e6), initial_scale=2.0**20)
+            model.compile(optimizer, gradlab.WholeBatch(tiny))
+            start = model.get_weights()
+            model.fit(x, y, batch_size=12, epochs=2, verbose=0, shuffle=False)
+            found.append(model.get_weights())
+        held_against(*(_Weights(weights) for weights in found), start, 5e-3)
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+class _Weights:
+    def __init__(self, weights):
+        self._weights = weights
+
+    def get_weights(self):
+        return self._weights
+
+
+def test_weights_of_a_trainer_divide_the_loss(float64):
+    x, y, weight = rows(9, 4), labels(9), np.linspace(0.5, 2, 9)
+
+    def weighted(y, y_pred):
+        return tf.reduce_sum(info_nce(y, y_pred) * weight) / weight.sum()
+
+    expected, optimizer = network(), OPTIMIZERS["adam"]()
+    start = expected.get_weights()
+    large_batch_fit(expected, optimizer, weighted, x, y, batch_size=9, epochs=1)
+    model = network()
+    trainer = gradlab.Trainer(
+        model, OPTIMIZERS["adam"](), gradlab.WholeBatch(info_nce), 2, weight_fn=lambda x, y: tf.constant(weight)
+    )
+    trainer.step(x, y)
+    held_against(expected, model, start)
+
+
+def test_masks_of_the_outputs_reach_the_loss(float64):
+    """The loss of tokens, in which a mean over the batch occurs; padding does not count."""
+    tokens = np.array([[1, 2, 3], [4, 1, 0], [2, 0, 0], [3, 3, 1], [2, 2, 0]])
+
+    def centered(y, y_pred):
+        return tf.reduce_sum((y_pred - tf.reduce_mean(y_pred[:, 0], axis=0) - 1) ** 2, axis=-1)
+
+    found = []
+    for size in (5, 2):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input([3], dtype="int32"), layers.Embedding(5, 2, mask_zero=True)])
+        model = gradlab.microbatched(model, size)
+        model.compile("sgd", gradlab.WholeBatch(centered))
+        value = model.train_on_batch(tokens, tokens)
+        found.append([value, *model.get_weights()])
+        predictions = keras.Sequential(model.layers)(tokens)
+    assert predictions.shape == (5, 3, 2)
+    assert_close(found[1], found[0])
+
+
+def test_losses_of_keras_over_the_whole_batch(float64):
+    x, y = rows(13, 4), (rows(13, 4, seed=2) > 0).astype("float64")
+    for loss in (keras.losses.Dice(), keras.losses.Circle(reduction="sum"), keras.losses.MeanSquaredError()):
+        targets = labels(13) if isinstance(loss, keras.losses.Circle) else y
+        found = []
+        for size in (13, 3):
+            model = gradlab.microbatched(network(layers.LayerNormalization()), size)
+            model.compile("sgd", gradlab.WholeBatch(loss))
+            found.append([model.train_on_batch(x, targets), *model.get_weights()])
+        plain = network(layers.LayerNormalization())
+        plain.compile("sgd", loss)
+        expected = [plain.train_on_batch(x, targets), *plain.get_weights()]
+        assert_close(found[0], expected)
+        assert_close(found[1], expected)
+
+
+def test_names_of_functions_that_tensorflow_takes_for_no_name():
+    def _private(y, y_pred):
+        return correlation(y, y_pred)
+
+    for function, name in ((_private, "private"), (lambda y, y_pred: correlation(y, y_pred), "lambda")):
+        loss = gradlab.WholeBatch(function)
+        model = gradlab.microbatched(network(), 2)
+        model.compile("sgd", loss)
+        model.fit(rows(4, 4), labels(4), verbose=0)
+        assert loss.name == name
+
+
+@keras.saving.register_keras_serializable("gradlab_tests")
+def registered(y, y_pred):
+    return hardest_triplets(y, y_pred)
+
+
+def test_a_saved_model_continues(float64, tmp_path):
+    x, y = rows(8, 4), labels(8)
+    model = gradlab.microbatched(network(), 3)
+    model.compile(OPTIMIZERS["adam"](), gradlab.WholeBatch(registered))
+    model.fit(x, y, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = gradlab.microbatched(keras.models.load_model(tmp_path / "model.keras"), 3)
+    for one in (model, loaded):
+        one.fit(x, y, verbose=0, shuffle=False)
+    assert_close(loaded.get_weights(), model.get_weights())
+    assert repr(gradlab.WholeBatch.from_config(gradlab.WholeBatch(registered).get_config()).fn) == repr(registered)
+
+
+class MeanOverTheBatch(layers.Layer):
+    def call(self, inputs):
+        return tf.reduce_mean(inputs, axis=0, keepdims=True)
+
+
+class OwnNoise(layers.Layer):
+    def call(self, inputs):
+        return inputs + tf.random.normal(tf.shape(inputs))
+
+
+REFUSED = {
+    "no function": (lambda: gradlab.WholeBatch("mse"), "fn must be a function (y, y_pred) -> loss. Received: 'mse'"),
+    "a constant": (
+        lambda: trained(lambda y, y_pred: tf.reduce_mean(y)),
+        "lambda must depend on the predictions. Received: a loss that is constant in them",
+    ),
+    "no rows": (
+        lambda: trained(correlation, MeanOverTheBatch()),
+        "correlation needs outputs and targets with a row for each example. Received: a tensor of shape (1, 4)",
+    ),
+    "ragged targets": (
+        lambda: trained(correlation, y=tf.ragged.constant([[1.0], [2.0, 3.0], [], [4.0]])),
+        "correlation needs outputs and targets with a row for each example. Received: a RaggedTensor",
+    ),
+    "numbers that cannot be drawn again": (
+        lambda: trained(correlation, OwnNoise()),
+        "correlation needs random numbers that can be drawn twice: draw them with keras.random and a "
+        "keras.random.SeedGenerator instead of tf.random. Received: ",
+    ),
+    "no reduction": (
+        lambda: trained(gradlab.WholeBatch(info_nce, reduction="none")),
+        "info_nce must have a reduction for gradlab to know the large batch's loss: sum_over_batch_size, mean, "
+        "mean_with_sample_weight or sum. Received: 'none'",
+    ),
+    "micro-batches left out": (
+        lambda: gradlab.Trainer(network(), "sgd", gradlab.WholeBatch(correlation), 2, skip_nonfinite=True).step(
+            rows(4, 4), labels(4)
+        ),
+        "skip_nonfinite must be False with a loss over the whole batch, to which a micro-batch that is left out would "
+        "still belong. Received: True",
+    ),
+}
+
+
+def trained(loss, *middle, y=None):
+    model = gradlab.microbatched(network(*middle), 2)
+    model.compile("sgd", loss if isinstance(loss, gradlab.WholeBatch) else gradlab.WholeBatch(loss))
+    start = model.get_weights()
+    try:
+        y = labels(4) if y is None else y
+        model.fit(tf.data.Dataset.from_tensors((rows(4, 4), y)), verbose=0)
+    finally:
+        assert_close(model.get_weights(), start, 0)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_one_sentence_before_training(name):
+    act, sentence = REFUSED[name]
+    with pytest.raises(ValueError) as error:
+        act()
+    assert str(error.value).startswith(sentence)
+
+
+MEMORY = """
+import sys
+import gradlab
+gradlab.setup()
+import keras, numpy as np, tensorflow as tf
+from gradlab.measure.memory import PeakMemory
+
+def info_nce(y, y_pred):
+    one, other = tf.split(tf.math.l2_normalize(y_pred, -1), 2, axis=-1)
+    similarities = tf.matmul(one, other, transpose_b=True)
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(tf.range(tf.shape(one)[0]), similarities)
+
+examples = int(sys.argv[1])
+model = keras.Sequential([keras.Input([32, 32, 3])])
+for _ in range(6):
+    model.add(keras.layers.Conv2D(32, 3, padding="same", activation="relu"))
+model.add(keras.layers.GlobalAveragePooling2D())
+model = gradlab.microbatched(model, 8, in_flight=1)
+model.compile("sgd", gradlab.WholeBatch(info_nce))
+x = np.zeros([examples, 32, 32, 3], "float32")
+peak = PeakMemory()
+before = peak.bytes()
+model.fit(x, np.zeros(examples), batch_size=examples, epochs=2, verbose=0)
+print(peak.bytes() - before)
+"""
+
+
+def test_memory_holds_one_micro_batch_and_the_predictions():
+    """Sixteen times the examples: the activations of all of them would take 384 MiB."""
+    few, many = (
+        float(subprocess.check_output([sys.executable, "-c", MEMORY, examples], text=True).splitlines()[-1])
+        for examples in ("32", "512")
+    )
+    assert many - few < 80 * 2**20
+
+
+def semi_hard_triplets(y, y_pred, margin=0.2):
+    """Schroff and others: for each anchor and positive, the nearest negative that is farther away than the positive."""
+    unit = tf.math.l2_normalize(y_pred, axis=-1)
+    apart = 2 - 2 * tf.matmul(unit, unit, transpose_b=True)
+    same = tf.reshape(y, [-1, 1]) == tf.reshape(y, [1, -1])
+    farther = ~same[:, tf.newaxis, :] & (apart[:, tf.newaxis, :] > apart[:, :, tf.newaxis])
+    nearest = tf.reduce_min(tf.where(farther, apart[:, tf.newaxis, :], tf.constant(4.0, apart.dtype)), axis=-1)
+    pairs = tf.cast(same, unit.dtype) - tf.eye(tf.shape(unit)[0], dtype=unit.dtype)
+    return tf.reduce_sum(pairs * tf.nn.relu(apart - nearest + margin)) / tf.maximum(tf.reduce_sum(pairs), 1)
+
+
+@pytest.mark.slow
+def test_vgg_16_with_semi_hard_triplets_over_a_batch_of_128(float64):
+    """The model of the question that began gradlab, with negatives from the whole batch."""
+
+    def build():
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input([32, 32, 3])
+        trunk = keras.applications.VGG16(include_top=False, weights=None, input_shape=[32, 32, 3])
+        return keras.Model(inputs, layers.Dense(32)(layers.Flatten()(trunk(inputs))))
+
+    x, y = rows(128, 32, 32, 3), np.random.default_rng(3).integers(0, 10, 128).astype("float64")
+    expected = build()
+    start = expected.get_weights()
+    losses = large_batch_fit(expected, keras.optimizers.SGD(1.0), semi_hard_triplets, x, y, batch_size=128, epochs=1)
+    model = gradlab.microbatched(build(), 8)
+    model.compile(keras.optimizers.SGD(1.0), gradlab.WholeBatch(semi_hard_triplets))
+    history = model.fit(x, y, batch_size=128, verbose=0, shuffle=False).history
+    held_against(expected, model, start, 1e-10)
+    np.testing.assert_allclose(history["loss"], losses, rtol=1e-6)
