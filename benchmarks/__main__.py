@@ -36,19 +36,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found = report.read() if asked.write else {}
     measure: dict[str, Callable] = {
         "speed": lambda: _speed(asked, found.get("speed", {"cells": [], "rounds": {}})),
-        "memory": lambda: [memory.measure(asked.processes, asked.ways, found.get("memory"))],
-        "curve": lambda: [memory.curve(asked.processes)],
-        "first": lambda: [first_update.measure(asked.processes)],
-        "whole": lambda: [whole_batch.measure(asked.processes)],
-        "growth": lambda: [growth.measure(asked.processes)],
-        "training": lambda: [training.measure(asked.repeats)],
+        "memory": lambda: [("memory", memory.measure(asked.processes, asked.ways, found.get("memory")))],
+        "curve": lambda: [("curve", memory.curve(asked.processes))],
+        "first": lambda: [("first", first_update.measure(asked.processes))],
+        "whole": lambda: [("whole", whole_batch.measure(asked.processes))],
+        "growth": lambda: [("growth", growth.measure(asked.processes))],
+        "training": lambda: [("training", training.measure(asked.repeats))],
     }
     for table in asked.tables:
         print(f"=== {table}", flush=True)
-        for result in measure[table]():  # written after each network, so that a later failure loses no measurement
+        for part, result in measure[table]():  # written after each network: a later failure loses no measurement
             found[table] = result
             if asked.write:
-                found["environment"] = report.environment() | {"commit": commit}
+                origins = found.setdefault("environment", {})
+                origins[part] = report.environment() | {"commit": commit}
                 report.write(found)
     print(report.as_markdown(found) if found else json.dumps(found))
 
@@ -80,15 +81,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _speed(asked: argparse.Namespace, kept: dict) -> Iterator[dict]:
-    """Measures the speed table. Yields it after each network; other networks keep their earlier cells."""
+def _speed(asked: argparse.Namespace, kept: dict) -> Iterator[tuple[str, dict]]:
+    """Measures the speed table. Yields each network's name, and the table with the earlier cells of the others."""
     how: dict = dict(shapes=QUICK_SHAPES, settings=ONE_PER_FRAMEWORK, seconds=0.01) if asked.quick else {}
     for network in asked.networks:
         rounds = min(asked.repeats, asked.big) if network == "vgg16" else asked.repeats
         cells, missing = speed.measure(network, rounds, **how)
         others = [cell for cell in kept["cells"] if cell["network"] != network]
         kept = {"cells": others + cells, "missing": missing, "rounds": kept["rounds"] | {network: rounds}}
-        yield kept
+        yield network, kept
 
 
 if __name__ == "__main__":

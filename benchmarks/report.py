@@ -107,4 +107,22 @@ def as_markdown(found: dict) -> str:
         parts += ["**Growth of time and memory**", growth.as_table(found["growth"])]
     if "training" in found:
         parts.append(training.as_sentence(found["training"]))
+    if "environment" in found:
+        parts += ["**Where each table comes from**", origins_as_table(found["environment"])]
     return "\n\n".join(parts)
+
+
+def origins_as_table(origins: dict[str, dict]) -> str:
+    """Writes which tables come from which commit, day, versions and processor.
+
+    Args:
+        origins: what `environment` returned when a part was measured, by the part's name: that of a network of the
+            speed table, or of another table.
+    """
+    parts_of: dict[tuple, list[str]] = {}
+    for part, found in origins.items():
+        where = found["commit"][:10], found["date"][:10], found["tensorflow"], found["keras"], found["processor"]
+        parts_of.setdefault(where, []).append(part)
+    lines = ["| tables | commit | day | TensorFlow | Keras | processor |", "| --- | --- | --- | --- | --- | --- |"]
+    lines += [f"| {', '.join(parts)} | {' | '.join(where)} |" for where, parts in parts_of.items()]
+    return "\n".join(lines)

@@ -358,7 +358,7 @@ def test_dark_themes_read_well(browser, whole_notebooks, theme):
     page = run_notebook(browser, whole_notebooks, "labs.ipynb", "the kernel is free")
     page.locator(f"body[data-jp-theme-name='JupyterLab {theme}']").wait_for(state="attached")
     lab = Lab(page, ".one")
-    lab.wait_for("finished")  # it trains by itself: after Run, this could be the first run's word, with nothing to pin yet
+    lab.wait_for("finished")  # the run it trains by itself; after Run, it could still be that one, with nothing to pin
     lab.press("pin")
     until(lambda: lab.pinned().count() == 1, lab.status)
 
