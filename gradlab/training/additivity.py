@@ -63,7 +63,13 @@ class Additivity:
                 )
 
     def kinds(
-        self, names: list[str], strict: int, sums: int, losses: Callable, batch: tuple, microbatch_size: int
+        self,
+        names: list[str],
+        strict: int,
+        sums: int,
+        losses: Callable,
+        batch: tuple,
+        microbatch_size: int | tf.Variable,
     ) -> tf.Tensor:
         """For each loss one of the constants above, shape (losses,). To be called wherever the losses are needed.
 
@@ -78,7 +84,7 @@ class Additivity:
             microbatch_size: the examples of a micro-batch: the most that are looked at, or 2.
         """
         number = len(names)
-        few = tf.minimum(examples_of(batch), max(2, microbatch_size))
+        few = tf.minimum(examples_of(batch), tf.maximum(2, microbatch_size))
         known = self._kinds.read_value()[:number]
 
         def find_out():

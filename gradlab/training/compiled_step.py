@@ -25,7 +25,7 @@ class CompiledStep:
 
     def __init__(self, step: Callable[[Any], Any], strategy: tf.distribute.Strategy):
         def run(iterator):
-            data = keras.tree.map_structure(_without_optional, iterator.get_next())
+            data = keras.tree.map_structure(without_optional, iterator.get_next())
             return strategy.run(step, args=(data,))
 
         self._compiled = tf.function(run, autograph=False, reduce_retracing=True)
@@ -85,6 +85,6 @@ def _type(value: Any) -> Any:
     return None if value is None else tf.type_spec_from_value(as_tensor(value))
 
 
-def _without_optional(value: Any) -> Any:
+def without_optional(value: Any) -> Any:
     """None for the optional that stands for a part of the data that is missing."""
     return None if isinstance(value, tf.experimental.Optional) else value

@@ -11,7 +11,7 @@ import tensorflow as tf
 from gradlab._batches import length_of, map_tensors, tensors_of
 from gradlab.training import _keras_internals as internals
 from gradlab.training.metrics import has_own
-from gradlab.training.objective import Term
+from gradlab.training.objective import Objective, Term
 
 
 def check_model(model: Any, optimizer: Any, strategy: tf.distribute.Strategy, skip_nonfinite: bool) -> None:
@@ -28,11 +28,7 @@ def check_model(model: Any, optimizer: Any, strategy: tf.distribute.Strategy, sk
             "A model must have trainable variables to be trained. "
             f"Received: {model.name}, with none among its {len(model.variables)} variables"
         )
-    if getattr(optimizer, "gradient_accumulation_steps", None):
-        raise ValueError(
-            "gradient_accumulation_steps must be None: microbatch_size does its work. "
-            f"Received: {optimizer.gradient_accumulation_steps}"
-        )
+    check_no_accumulation(optimizer)
     for kind, owner, variable in (
         ("model", model, model.trainable_variables[0]),
         ("optimizer", optimizer, optimizer.iterations),
@@ -52,6 +48,26 @@ def check_model(model: Any, optimizer: Any, strategy: tf.distribute.Strategy, sk
             "skip_nonfinite must be False with a LossScaleOptimizer, which learns its scale from what is not finite. "
             f"Received: {skip_nonfinite!r}"
         )
+
+
+def check_no_accumulation(optimizer: Any) -> None:
+    """Raises ValueError for an optimizer that accumulates by itself."""
+    steps = getattr(optimizer, "gradient_accumulation_steps", None)
+    if steps:
+        raise ValueError(f"gradient_accumulation_steps must be None: microbatch_size does its work. Received: {steps}")
+
+
+def check_fit(model: keras.Model, x: Any) -> None:
+    """Raises ValueError for what `fit` does not allow, as far as it shows before the first batch."""
+    if isinstance(model.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        raise ValueError(
+            "Keras' fit works on one machine: train on several workers with gradlab.Trainer. "
+            f"Received: a model made in the scope of {type(model.distribute_strategy).__name__}"
+        )
+    check_stateless(model)
+    size = x.cardinality() if isinstance(x, tf.data.Dataset) else x.shape[0] if hasattr(x, "shape") else None
+    if size is not None and int(size) == 0:
+        raise ValueError("x must hold at least one example. Received: 0")
 
 
 def check_preparable(model: Any) -> None:
@@ -118,6 +134,20 @@ def wrong_labels(y: Any, rules: list[tuple]) -> list[tuple]:
         rule = f"labels must be classes from 0 to {classes - 1}. Received:"
         found.append((rule, tf.boolean_mask(labels, ~right)[:1]))
     return found
+
+
+def check_labels(model: keras.Model, objective: Objective, x: Any, y: Any) -> None:
+    """Raises ValueError if a label is no class, as far as a built model shows the classes."""
+    if not model.built or objective.own is not None:
+        return  # Keras builds it from the first batch
+    first = map_tensors(lambda array: tf.convert_to_tensor(array[:1]), x)
+    target = map_tensors(lambda array: tf.zeros_like(array[:1]), y)
+    with keras.StatelessScope(collect_losses=True) as scope:
+        y_pred = model(first, training=False)
+        terms = objective((first, target, None), y_pred, scope.losses, 1)
+    for rule, wrong in wrong_labels(y, label_rules(target, terms)):
+        if len(wrong):
+            raise ValueError(f"{rule} {int(wrong[0])}")
 
 
 def checked_batch(batch: tuple, rules: list[tuple]) -> tuple:

@@ -133,14 +133,30 @@ def plan_memory(model: keras.Model, loss: Any, optimizer: Any, example: tuple, *
     if not optimizer.built:
         optimizer.build(model.trainable_variables)
     objective = Objective(loss, output_names=getattr(model, "output_names", None))
-    dtypes = [accumulation_dtype(variable.dtype) for variable in model.trainable_variables]
-    step = _Step(model, objective, batch)
-    found = liveness(step.trace, step.gradients)
+    found = plan_of(model, objective, optimizer, batch, in_flight)
     if found is None:
         raise ValueError(
             "model must have no loops, such as those of recurrent layers, whose memory its graph does not show. "
             f"Received: {model.name}"
         )
+    return found
+
+
+def plan_of(
+    model: keras.Model, objective: Objective, optimizer: Any, batch: tuple, in_flight: int = 1
+) -> MemoryPlan | None:
+    """The plan of a built model and optimizer, or None if loops hide the model's memory.
+
+    Args:
+        objective: the loss.
+        batch: (x, y, sample_weight): tensors or their types.
+        in_flight: the number of micro-batches that are computed at once.
+    """
+    dtypes = [accumulation_dtype(variable.dtype) for variable in model.trainable_variables]
+    step = _Step(model, objective, batch)
+    found = liveness(step.trace, step.gradients)
+    if found is None:
+        return None
     on_gpu = bool(tf.config.list_logical_devices("GPU"))
     return MemoryPlan(
         weights=sum(_bytes(variable, variable.dtype) for variable in model.variables),

@@ -65,6 +65,24 @@ class MetricsPlan:
             scope.state_mapping[key] = old + (new - old) * tf.cast(of_loss if key in self.in_loss else share, old.dtype)
 
 
+def logs_of(model: keras.Model, is_own_loss: bool, outcome: Any, examples: tf.Tensor) -> dict:
+    """Updates the metrics of the losses, and returns what a step of Keras returns.
+
+    Args:
+        is_own_loss: whether the model's own `compute_loss` updates them, if it computes them.
+        outcome: the loss, the losses of the outputs and the logs, of an update or of an evaluation.
+        examples: the number of examples.
+    """
+    internals.loss_tracker(model).update_state(outcome.loss, sample_weight=examples)
+    if not is_own_loss:
+        for metric, loss in zip(internals.term_trackers(model), outcome.term_losses):
+            metric.update_state(loss, sample_weight=examples)
+    results = model.get_metrics_result()
+    if not has_own(model, "compute_metrics"):
+        return results
+    return {name: results[name] if value is None else value for name, value in outcome.logs.items()}
+
+
 def has_own(model: keras.Model, method: str) -> bool:
     """Whether a model has a method of its own instead of Keras'."""
     return getattr(type(model), method) is not getattr(keras.Model, method)

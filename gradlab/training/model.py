@@ -13,17 +13,20 @@ import tensorflow as tf
 from gradlab import _checks
 from gradlab._batches import as_tensor, examples_of, map_tensors
 from gradlab.training import _keras_internals as internals
+from gradlab.training.auto_size import AutoSize, check_size
+from gradlab.training.auto_steps import AutoSteps
 from gradlab.training.compiled_step import in_one_call, types_of
 from gradlab.training.evaluation import WindowEvaluation, predict_in_microbatches
 from gradlab.training.input_checks import (
+    check_fit,
+    check_labels,
     check_lengths,
+    check_no_accumulation,
     check_preparable,
     check_stateless,
-    label_rules,
     one_sentence_errors,
-    wrong_labels,
 )
-from gradlab.training.metrics import has_own
+from gradlab.training.metrics import has_own, logs_of
 from gradlab.training.objective import Objective, OwnLoss
 from gradlab.training.update import WindowUpdate
 from gradlab.training.whole_batch import WholeBatch
@@ -31,7 +34,9 @@ from gradlab.training.whole_batch import WholeBatch
 Model = TypeVar("Model", bound=keras.Model)
 
 
-def microbatched(model: Model, microbatch_size: int, *, in_flight: int | str = "auto") -> Model:
+def microbatched(
+    model: Model, microbatch_size: int | str, *, memory: float | None = None, in_flight: int | str = "auto"
+) -> Model:
     """Prepares a model to compute its batches one micro-batch at a time, with the same results.
 
     `batch_size` keeps its meaning: the number of examples behind one update. In `fit` and `train_on_batch`, each batch
@@ -61,7 +66,12 @@ def microbatched(model: Model, microbatch_size: int, *, in_flight: int | str = "
 
     Args:
         model: any Keras model: functional, sequential or subclassed. It need not be compiled yet.
-        microbatch_size: the number of examples of a micro-batch; the last one of a batch may be smaller.
+        microbatch_size: the number of examples of a micro-batch; the last one of a batch may be smaller. "auto": the
+            largest that fits in memory, or a smaller one if that is faster. gradlab plans the memory before the first
+            update, computes a micro-batch to see that it fits, and prints the choice unless verbose is 0. If memory
+            runs out all the same, the batch is computed again with half the size. The size can change a result by
+            rounding, and by the masks of dropout. Until it is chosen, `evaluate` and `predict` use 32.
+        memory: for "auto", the bytes that the training may take. None: half of what is available, or all of a GPU.
         in_flight: the number of micro-batches that are computed at once, which does not change a bit of the result. 1
             needs the least memory. More save time on several cores, and each has activations and gradients of its own.
             "auto": one for each core of a CPU if those of all but the first are small (at most 128 MiB or twice the
@@ -69,10 +79,12 @@ def microbatched(model: Model, microbatch_size: int, *, in_flight: int | str = "
             choice before the first update, unless verbose is 0.
 
     Returns:
-        The same model. Its attribute `in_flight` is the number, or None before it is chosen.
+        The same model. Its attributes `microbatch_size` and `in_flight` are the numbers, or None before they are
+        chosen.
 
     Raises:
         ValueError: an argument out of range, or a model with a `train_step` of its own, which gradlab's would replace.
+        MemoryError: in `fit`, not even a micro-batch of one example fits.
 
     Example:
         >>> import keras, numpy as np
@@ -83,11 +95,11 @@ def microbatched(model: Model, microbatch_size: int, *, in_flight: int | str = "
         >>> int(model.optimizer.iterations)
         2
     """
-    _checks.positive_integer("microbatch_size", microbatch_size)
+    check_size(microbatch_size, memory)
     if in_flight != "auto":
         _checks.positive_integer("in_flight", in_flight, otherwise='"auto" or ')
     check_preparable(model)
-    _Steps(model, int(microbatch_size), in_flight).install()
+    _Steps(model, microbatch_size, memory, in_flight).install()
     return model
 
 
@@ -98,8 +110,12 @@ class _Steps:
     and TensorFlow save nothing of them.
     """
 
-    def __init__(self, model: keras.Model, microbatch_size: int, in_flight: int | str):
-        self._model, self._microbatch_size, self._in_flight, self._is_quiet = model, microbatch_size, in_flight, True
+    def __init__(self, model: keras.Model, microbatch_size: int | str, memory: float | None, in_flight: int | str):
+        self._model, self._in_flight, self._is_quiet = model, in_flight, True
+        self._auto = (
+            AutoSize(memory, functools.partial(self._show, "microbatch_size")) if microbatch_size == "auto" else None
+        )
+        self._microbatch_size = int(microbatch_size) if self._auto is None else self._auto.variable
 
     def install(self) -> None:
         """Prepares what a compiled model needs, and sets the methods."""
@@ -109,7 +125,8 @@ class _Steps:
         names += [name for name in ("test_step", "predict_step") if not has_own(self._model, name)]
         for name in names:
             object.__setattr__(self._model, name, self._method(name))
-        object.__setattr__(self._model, "in_flight", None if self._in_flight == "auto" else self._in_flight)
+        self._show("microbatch_size", self._microbatch_size)
+        self._show("in_flight", self._in_flight)
 
     def _method(self, name: str) -> Callable:
         """One of the methods below, with the signature and the docstring of the model's own."""
@@ -131,11 +148,7 @@ class _Steps:
 
     def _prepare(self) -> None:
         model, size, jit = self._model, self._microbatch_size, self._model.jit_compile
-        accumulated = getattr(model.optimizer, "gradient_accumulation_steps", None)
-        if accumulated:
-            raise ValueError(
-                f"gradient_accumulation_steps must be None: microbatch_size does its work. Received: {accumulated}"
-            )
+        check_no_accumulation(model.optimizer)
         loss, loss_weights = internals.compiled_loss(model)
         if isinstance(loss, WholeBatch):
             internals.never_build_loss(model)
@@ -149,7 +162,15 @@ class _Steps:
             for training in (True, False)
         )
         self._update = WindowUpdate(
-            model, model.optimizer, training, size, in_flight=self._in_flight, jit=jit, norms=False, with_metrics=True
+            model,
+            model.optimizer,
+            training,
+            size,
+            in_flight=self._in_flight,
+            jit=jit,
+            norms=False,
+            with_metrics=True,
+            begun=None if self._auto is None else self._auto.begun,
         )
         self._evaluation = WindowEvaluation(model, evaluation, size, self._in_flight, jit)
         self._objective = training
@@ -158,34 +179,12 @@ class _Steps:
     def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
         """Trains as the model does, after checks of the data."""
         model = self._model
-        if isinstance(model.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy):
-            raise ValueError(
-                "Keras' fit works on one machine: train on several workers with gradlab.Trainer. "
-                f"Received: a model made in the scope of {type(model.distribute_strategy).__name__}"
-            )
-        check_stateless(model)
         self._is_quiet = not (args[4] if len(args) > 4 else kwargs.get("verbose", "auto"))
-        x: Any
         x, y = (args[i] if len(args) > i else kwargs.get(name) for i, name in enumerate("xy"))
-        size = x.cardinality() if isinstance(x, tf.data.Dataset) else x.shape[0] if hasattr(x, "shape") else None
-        if size is not None and int(size) == 0:
-            raise ValueError("x must hold at least one example. Received: 0")
+        check_fit(model, x)
         if model.compiled and all(isinstance(part, (np.ndarray, tf.Tensor)) for part in tf.nest.flatten((x, y))):
-            self._check_labels(x, y)
+            check_labels(model, self._objective, x, y)  # of a dataset, they are checked batch by batch
         return self._original("fit")(*args, **kwargs)
-
-    def _check_labels(self, x: Any, y: Any) -> None:
-        """Checks all labels before the first update. Those of a dataset are checked batch by batch."""
-        if not self._model.built or self._objective.own is not None:
-            return  # Keras builds it from the first batch
-        first = map_tensors(lambda array: tf.convert_to_tensor(array[:1]), x)
-        target = map_tensors(lambda array: tf.zeros_like(array[:1]), y)
-        with keras.StatelessScope(collect_losses=True) as scope:
-            y_pred = self._model(first, training=False)
-            terms = self._objective((first, target, None), y_pred, scope.losses, 1)
-        for rule, wrong in wrong_labels(y, label_rules(target, terms)):
-            if len(wrong):
-                raise ValueError(f"{rule} {int(wrong[0])}")
 
     def make_train_function(self, force: bool = False) -> Any:
         """Creates the function that `fit` calls, after all variables exist.
@@ -206,9 +205,17 @@ class _Steps:
         """Creates what the update needs, and says how many micro-batches are in flight if it was chosen here."""
         chosen = self._update.in_flight is None
         in_flight = self._update.prepare(specs)
-        object.__setattr__(self._model, "in_flight", in_flight.count)
-        if chosen and not self._is_quiet:
-            print(in_flight)
+        self._show("in_flight", in_flight.count)
+        if chosen and self._auto is None:
+            self._say(str(in_flight))
+
+    def _show(self, name: str, number: Any) -> None:
+        """Sets an attribute of the model by which a user can see what was chosen."""
+        object.__setattr__(self._model, name, number if isinstance(number, int) else None)
+
+    def _say(self, sentence: str) -> None:
+        if not self._is_quiet:
+            print(sentence)
 
     def make_test_function(self, force: bool = False) -> Any:
         """Creates the function that `evaluate` calls."""
@@ -235,6 +242,8 @@ class _Steps:
         with internals.without_xla(model):
             self._original(f"make_{name}")(True)
         made = in_one_call(model, kind, getattr(model, name))
+        if kind == "train" and self._auto is not None:
+            made = AutoSteps(model, getattr(model, name), self._update, self._auto, self._say)
 
         def function(data):
             nonlocal before
@@ -264,12 +273,13 @@ class _Steps:
         if not model.trainable_variables:
             warnings.warn("The model does not have any trainable weights.", stacklevel=2)
         outcome = self._update(x, y, sample_weight)
-        return self._logs(outcome, examples_of(x))
+        return logs_of(model, self._objective.own is not None, outcome, examples_of(x))
 
     def test_step(self, data: Any) -> dict:
         """Evaluates one batch."""
         x, y, sample_weight = self._batch(data, training=False)
-        return self._logs(self._evaluation(x, y, sample_weight), examples_of(x))
+        outcome = self._evaluation(x, y, sample_weight)
+        return logs_of(self._model, self._objective.own is not None, outcome, examples_of(x))
 
     def predict_step(self, data: Any) -> Any:
         """Predicts the outputs of one batch."""
@@ -286,15 +296,3 @@ class _Steps:
         check_lengths(batch)
         internals.build_from_batch(self._model, batch, training)
         return batch
-
-    def _logs(self, outcome: Any, examples: tf.Tensor) -> dict:
-        """Updates the metrics of the losses, and returns what a step of Keras returns."""
-        model = self._model
-        internals.loss_tracker(model).update_state(outcome.loss, sample_weight=examples)
-        if self._objective.own is None:  # an own loss updates them, if it computes them
-            for metric, loss in zip(internals.term_trackers(model), outcome.term_losses):
-                metric.update_state(loss, sample_weight=examples)
-        results = model.get_metrics_result()
-        if not has_own(model, "compute_metrics"):
-            return results
-        return {name: results[name] if value is None else value for name, value in outcome.logs.items()}

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from gradlab import _checks
 from gradlab._batches import equal_nests, map_tensors, tensors_of
+from gradlab.training.auto_size import AutoSize, check_auto, check_size
 from gradlab.training.checkpoint import Checkpoints
 from gradlab.training.clipping import clip_adaptively
 from gradlab.training.dataset_windows import DatasetWindows
@@ -33,7 +34,8 @@ class Trainer:
         model: a built Keras model, created in the strategy's scope.
         optimizer: a Keras optimizer, created there too.
         loss: as for `keras.Model.compile`.
-        microbatch_size: the number of examples of a micro-batch; the last one of a window may be smaller.
+        microbatch_size: the number of examples of a micro-batch; the last one of a window may be smaller. "auto": it is
+            chosen for the first update, as in `gradlab.microbatched`; with several workers, give a number.
         strategy: a strategy of tf.distribute that keeps the variables equal on all replicas. None: one device.
         loss_weights: as for `keras.Model.compile`.
         accumulation: a function (updates made) -> the number of micro-batches per replica for the next window. `fit`
@@ -48,6 +50,7 @@ class Trainer:
             None: no adaptive clipping.
         in_flight: the number of micro-batches that are computed at once, or "auto", as in `gradlab.microbatched`.
         jit_compile: compile each micro-batch's forward and backward pass with XLA.
+        memory: for "auto", the bytes that the training may take, as in `gradlab.microbatched`.
 
     Raises:
         ValueError: an argument out of range, or a model that is not built or not created in the strategy's scope.
@@ -65,7 +68,7 @@ class Trainer:
         model: keras.Model,
         optimizer: keras.optimizers.Optimizer | str,
         loss: Any,
-        microbatch_size: int,
+        microbatch_size: int | str,
         strategy: tf.distribute.Strategy | None = None,
         *,
         loss_weights: Any = None,
@@ -76,8 +79,9 @@ class Trainer:
         adaptive_clipping: float | None = None,
         in_flight: int | str = "auto",
         jit_compile: bool = False,
+        memory: float | None = None,
     ):
-        _checks.positive_integer("microbatch_size", microbatch_size)
+        check_size(microbatch_size, memory)
         if in_flight != "auto":
             _checks.positive_integer("in_flight", in_flight, otherwise='"auto" or ')
         if adaptive_clipping is not None:
@@ -88,19 +92,24 @@ class Trainer:
         with self.strategy.scope():
             if not self.optimizer.built:
                 self.optimizer.build(model.trainable_variables)
-        self._accumulation, self._weight_fn, self._microbatch_size = accumulation, weight_fn, microbatch_size
+        self._auto, self._chosen = AutoSize(memory) if microbatch_size == "auto" else None, ""
+        if self._auto is not None:
+            check_auto(self.strategy, accumulation)
+        self._size: Any = int(microbatch_size) if self._auto is None else self._auto.variable
+        self._accumulation, self._weight_fn = accumulation, weight_fn
 
         objective = Objective(loss, loss_weights, getattr(model, "output_names", None), by_weight=weight_fn is not None)
         self._update = WindowUpdate(
             model,
             self.optimizer,
             objective,
-            microbatch_size,
+            self._size,
             in_flight=in_flight,
             accumulator_dtype=accumulator_dtype,
             skip_nonfinite=skip_nonfinite,
             clip=None if adaptive_clipping is None else partial(clip_adaptively, clipping=adaptive_clipping),
             jit=jit_compile,
+            begun=None if self._auto is None else self._auto.begun,
         )
         if self.strategy.num_replicas_in_sync > 1:
             with self.strategy.scope():
@@ -119,6 +128,11 @@ class Trainer:
     def in_flight(self) -> int | None:
         """The number of micro-batches that are computed at once; None before it is chosen, in the first update."""
         return None if self._update.in_flight is None else self._update.in_flight.count
+
+    @property
+    def microbatch_size(self) -> int | None:
+        """The number of examples of a micro-batch; None before it is chosen, in the first update."""
+        return self._size if self._auto is None else self._auto.chosen
 
     def step(self, x: Any, y: Any, sample_weight: Any = None) -> Step:
         """Makes one update from one window.
@@ -190,7 +204,7 @@ class Trainer:
                 checkpoints.save(done, windows.epoch, windows.examples)
             if bar is not None:
                 if not is_chosen:
-                    print(self._update.in_flight)
+                    print(self._chosen or self._update.in_flight)
                     is_chosen = True
                 bar.update(done, [("loss", step.loss)] if step.applied else [])
             if on_update is not None:
@@ -203,7 +217,7 @@ class Trainer:
             return None
         microbatches = self._accumulation(self.updates)
         _checks.positive_integer("accumulation(update)", microbatches)
-        return microbatches * self._microbatch_size * self.strategy.num_replicas_in_sync
+        return microbatches * self._size * self.strategy.num_replicas_in_sync
 
     @property
     def _is_chief(self) -> bool:
@@ -218,7 +232,7 @@ class Trainer:
         window = map_tensors(tf.convert_to_tensor, window)
         check_lengths(window)
         with one_sentence_errors():
-            outcome = self._function(window)(tensors_of(window), tf.constant(replicas))
+            outcome = self._outcome(window, replicas)
         self._update.warn()
         local = self.strategy.experimental_local_results
         before, updates, skipped = (int(local(each)[0]) for each in (outcome.before, outcome.updates, outcome.skipped))
@@ -236,6 +250,14 @@ class Trainer:
             applied=updates > before,
             skipped=skipped,
         )
+
+    def _outcome(self, window: tuple, replicas: int) -> Outcome:
+        """Computes one update."""
+        if self._auto is not None and self._auto.chosen is None:
+            part = map_tensors(lambda tensor: tensor[: -(-tensor.shape[0] // replicas)], window)
+            self._chosen = self._auto.choose(self._update, self._weighted(*part), self.strategy)
+        run = (lambda compute: compute()) if self._auto is None else self._auto.run
+        return run(lambda: self._function(window)(tensors_of(window), tf.constant(replicas)))
 
     def _function(self, window: tuple) -> Callable:
         """The compiled update for windows like this one, of any number of examples. Usually there is only one."""

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from gradlab._batches import map_tensors, tensors_of
 from gradlab.averaging import accumulation_dtype, divide, mean_norms, squared_norm
 from gradlab.training import batch_norm
 from gradlab.training.in_flight import InFlight
@@ -64,13 +65,17 @@ class WindowUpdate:
         model: the Keras model.
         optimizer: a Keras optimizer. With several replicas it is changed for good: it no longer sums gradients itself.
         objective: the loss.
-        microbatch_size: the examples of a micro-batch.
+        microbatch_size: the examples of a micro-batch: an integer, or a variable with one.
         in_flight: as in `gradlab.window.Loop`, or "auto": then `prepare` chooses it.
         accumulator_dtype, skip_nonfinite: as in `gradlab.window.Loop`.
         clip: a function (mean gradients, variables, scale=loss scale) -> gradients, or None.
         jit: whether to compile each micro-batch's forward and backward pass with XLA.
         norms: whether to compute the norms of the micro-batches' gradients.
         with_metrics: whether to update the model's metrics.
+        begun: a variable to which 1 is added before anything is applied or assigned, or None.
+
+    Attributes:
+        model, optimizer, objective: the arguments.
     """
 
     def __init__(
@@ -78,7 +83,7 @@ class WindowUpdate:
         model: keras.Model,
         optimizer: Any,
         objective: Objective,
-        microbatch_size: int,
+        microbatch_size: int | tf.Variable,
         *,
         in_flight: int | str = 1,
         accumulator_dtype: Any = None,
@@ -87,14 +92,10 @@ class WindowUpdate:
         jit: bool = False,
         norms: bool = True,
         with_metrics: bool = False,
+        begun: tf.Variable | None = None,
     ):
-        self._model, self._optimizer, self._objective, self._clip, self._norms = (
-            model,
-            optimizer,
-            objective,
-            clip,
-            norms,
-        )
+        self.model, self.optimizer, self.objective = model, optimizer, objective
+        self._clip, self._norms, self._begun = clip, norms, begun
         self._dtype = accumulation_dtype(keras.config.floatx())
         self._loop = Loop(dtype=accumulator_dtype, weight_dtype=self._dtype, skip_nonfinite=skip_nonfinite)
         self._pass = WindowPass(
@@ -120,7 +121,7 @@ class WindowUpdate:
             The number of micro-batches that are computed at once.
         """
         self._pass.build()
-        variables = self._model.trainable_variables
+        variables = self.model.trainable_variables
         dtypes = [tf.as_dtype(self._loop.dtype or accumulation_dtype(variable.dtype)) for variable in variables]
         shapes = [tf.TensorShape(variable.shape) for variable in variables]
         in_flight = self._pass.choose(batch, sum(t.size * shape.num_elements() for t, shape in zip(dtypes, shapes)))
@@ -146,18 +147,34 @@ class WindowUpdate:
         Args:
             x, y, sample_weight: this replica's part of the effective batch, any nests; it may have no examples.
         """
-        self.prepare((x, y, sample_weight))
-        variables = self._model.trainable_variables
-        scale = self._optimizer.scale_loss(tf.ones([], self._dtype))
+        variables = self.model.trainable_variables
+        passed, scale = self._run((x, y, sample_weight), variables)
+        self._warn(passed.plan)
+        return self._finish(passed, variables, scale)
+
+    def gradients_only(self, x: Any, y: Any, sample_weight: Any = None) -> tf.Tensor:
+        """Computes the gradients of a window and applies nothing; returns the window's weight when they are there."""
+        passed, _ = self._run((x, y, sample_weight), self.model.trainable_variables)
+        with tf.control_dependencies([gradient for gradient in passed.sums.gradients if gradient is not None]):
+            return tf.identity(passed.sums.weight)
+
+    def bytes_of_variables(self) -> int:
+        """The bytes of the variables of the model and the optimizer."""
+        variables = [*self.model.variables, *self.optimizer.variables]
+        return sum(tf.TensorShape(v.shape).num_elements() * tf.as_dtype(v.dtype).size for v in variables)
+
+    def _run(self, batch: tuple, variables: list) -> tuple[Passed, tf.Tensor]:
+        """The pass over a window, and the factor of its losses."""
+        self.prepare(batch)
+        scale = self.optimizer.scale_loss(tf.ones([], self._dtype))
         passed = self._pass(
-            (x, y, sample_weight),
+            batch,
             [variable.value for variable in variables],
             scale=scale,
             record=(lambda loss, gradients: squared_norm(gradients, self._dtype)) if self._norms else None,
             accumulators=self._accumulators,
         )
-        self._warn(passed.plan)
-        return self._finish(passed, variables, scale)
+        return passed, scale
 
     def warn(self) -> None:
         """Warns of the losses that layers add, if there is reason, once; to be called after an update."""
@@ -181,24 +198,23 @@ class WindowUpdate:
         gradients, weight, skipped, steps, statistics, term_sums = sum_over_replicas(
             (sums.gradients, sums.weight, sums.skipped, tf.size(sums.weights), passed.statistics, passed.term_sums)
         )
+        values, gradients, statistics, weight = self._begin((passed.values, gradients, statistics, weight))
         # The order is that of the large batch: its forward pass assigns variables, then the optimizer updates them.
-        plan.state.end(passed.values, steps, statistics)
+        plan.state.end(values, steps, statistics)
         divisor = tf.ones_like(weight) if plan.is_sum else weight
         gradients = divide(gradients, None if passed.is_mean else divisor / passed.unit, variables)
         window_gradient_norm = tf.sqrt(squared_norm(gradients, dtype)) / scale
         regularization = tf.zeros([], dtype)
-        if self._objective.is_regularized:
+        if self.objective.is_regularized:
             regularization, gradients = _with_regularization(gradients, variables, scale)
         if self._clip is not None:
             gradients = self._clip(gradients, variables, scale=scale)
         # Keras requests one batch too many from a dataset of unknown size. Waiting for the window keeps that call from
         # counting in `iterations` and from decaying weights.
-        before = tf.identity(self._optimizer.iterations.value)
+        before = tf.identity(self.optimizer.iterations.value)
         with tf.control_dependencies([weight]):
             if variables:
-                apply_gradients(
-                    self._optimizer, gradients, variables, weight > 0 if self._loop.skip_nonfinite else None
-                )
+                apply_gradients(self.optimizer, gradients, variables, weight > 0 if self._loop.skip_nonfinite else None)
         loss, term_losses = plan.loss(term_sums)
         norms = None if sums.records is None else mean_norms(sums.records, sums.weights / passed.unit) / scale
         if norms is not None and plan.whole:  # no micro-batch has a loss of its own
@@ -213,8 +229,17 @@ class WindowUpdate:
             gradient_norms=norms,
             window_gradient_norm=window_gradient_norm,
             before=before,
-            updates=tf.identity(self._optimizer.iterations.value),
+            updates=tf.identity(self.optimizer.iterations.value),
         )
+
+    def _begin(self, results: tuple) -> tuple:
+        """The results, from which everything is applied and assigned, after the note that this begins."""
+        if self._begun is None:
+            return results
+        with tf.control_dependencies(tensors_of(results)):
+            noted = self._begun.assign_add(1, read_value=False)
+        with tf.control_dependencies([noted]):
+            return map_tensors(tf.identity, results)
 
 
 def _with_regularization(gradients: list, variables: list, scale: tf.Tensor) -> tuple[tf.Tensor, list]:

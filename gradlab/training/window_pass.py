@@ -54,7 +54,7 @@ class WindowPass:
     Args:
         model: the Keras model.
         objective: the loss.
-        microbatch_size: the examples of a micro-batch.
+        microbatch_size: the examples of a micro-batch: an integer, or a variable with one.
         in_flight: the number of micro-batches to compute at once, or "auto".
         loop: the other settings of the loop.
         training: whether to train the model or to evaluate it.
@@ -69,7 +69,7 @@ class WindowPass:
         self,
         model: keras.Model,
         objective: Objective,
-        microbatch_size: int,
+        microbatch_size: int | tf.Variable,
         in_flight: int | str,
         loop: Loop,
         *,
@@ -105,7 +105,8 @@ class WindowPass:
             return self._traced[1].graph
 
         if self.in_flight is None:
-            self.in_flight = choose(trace, self._microbatch_size, accumulators)
+            size = 1 if isinstance(self._microbatch_size, tf.Variable) else self._microbatch_size
+            self.in_flight = choose(trace, size, accumulators)
         return self.in_flight
 
     def _trace(self, specs: tuple) -> Traced:
@@ -203,7 +204,7 @@ class WindowPass:
         replicas = tf.distribute.get_replica_context().num_replicas_in_sync
         if plan.kinds[0] == "examples" and replicas == 1 and not self._loop.skip_nonfinite:
             return examples, True
-        return float(self._microbatch_size), False
+        return tf.cast(self._microbatch_size, self._loop.weight_dtype), False
 
     def _first_pass(self, plan: Plan, collected: Collected, batch: tuple, in_flight: int) -> list[Whole]:
         """What losses over the whole batch see of it."""
