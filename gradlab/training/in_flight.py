@@ -14,6 +14,7 @@ HIDING = {"While", "StatelessWhile", "PartitionedCall", "StatefulPartitionedCall
 HIDING |= {"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"}
 # A process with TensorFlow needs more than three times as much before it has a model.
 SMALL = 128 * MEBIBYTE
+AS_ASKED = "as asked for"  # the reason for a number that a user gave
 
 
 @dataclass(frozen=True)

@@ -205,16 +205,16 @@ class _Steps:
         """Creates what the update needs, and says how many micro-batches are in flight if it was chosen here."""
         chosen = self._update.in_flight is None
         in_flight = self._update.prepare(specs)
-        self._show("in_flight", in_flight.count)
-        if chosen and self._auto is None:
-            self._say(str(in_flight))
+        self._say(str(in_flight) if chosen and self._auto is None else "")
 
     def _show(self, name: str, number: Any) -> None:
         """Sets an attribute of the model by which a user can see what was chosen."""
         object.__setattr__(self._model, name, number if isinstance(number, int) else None)
 
     def _say(self, sentence: str) -> None:
-        if not self._is_quiet:
+        """Shows what was chosen, now that it is."""
+        self._show("in_flight", self._update.in_flight and self._update.in_flight.count)
+        if sentence and not self._is_quiet:
             print(sentence)
 
     def make_test_function(self, force: bool = False) -> Any:

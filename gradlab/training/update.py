@@ -10,7 +10,7 @@ import tensorflow as tf
 from gradlab._batches import map_tensors, tensors_of
 from gradlab.averaging import accumulation_dtype, divide, mean_norms, squared_norm
 from gradlab.training import batch_norm
-from gradlab.training.in_flight import InFlight
+from gradlab.training.in_flight import AS_ASKED, InFlight
 from gradlab.training.metrics import CALLS_WARNING
 from gradlab.training.objective import Objective
 from gradlab.training.plan import Plan
@@ -140,6 +140,15 @@ class WindowUpdate:
                 for variable, shape, dtype in zip(variables, shapes, dtypes)
             ]
         return in_flight
+
+    def lower_in_flight(self) -> bool:
+        """Computes one micro-batch at a time, not several, unless a user asked for those; whether that changed."""
+        now = self._pass.in_flight
+        if now is None or now.count == 1 or now.reason == AS_ASKED:
+            return False
+        self._pass.in_flight = InFlight(1, "because memory is short")
+        self.prepare(())
+        return True
 
     def __call__(self, x: Any, y: Any, sample_weight: Any = None) -> Outcome:
         """Processes the window and updates the model.

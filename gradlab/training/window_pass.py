@@ -10,7 +10,7 @@ import tensorflow as tf
 from gradlab._batches import equal_nests, examples_of, map_tensors, spec_of
 from gradlab.training import _keras_internals as internals
 from gradlab.training.additivity import Additivity, Halves, factors
-from gradlab.training.in_flight import InFlight, choose
+from gradlab.training.in_flight import AS_ASKED, InFlight, choose
 from gradlab.training.input_checks import check_stateless, checked_batch
 from gradlab.training.objective import Objective, Term, common_divisor, total_loss
 from gradlab.training.plan import Plan, make_plan
@@ -79,7 +79,7 @@ class WindowPass:
     ):
         self._model, self._objective, self._microbatch_size, self._loop = model, objective, microbatch_size, loop
         self._training, self._jit, self._with_metrics = training, jit, with_metrics
-        self.in_flight = None if in_flight == "auto" else InFlight(int(in_flight), "as asked for")
+        self.in_flight = None if in_flight == "auto" else InFlight(int(in_flight), AS_ASKED)
         self._additivity = Additivity()
         self._traced: tuple[Any, Traced] | None = None  # handed from `choose` to the next window of these types
         self._names: list[str] = []  # of the losses that are judged; the last of them must be sums

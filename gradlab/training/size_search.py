@@ -1,0 +1,169 @@
+"""The search for a micro-batch size: which sizes fit in memory, and which of them is fast."""
+
+import dataclasses
+import math
+import statistics
+import time
+from typing import Any
+
+import tensorflow as tf
+
+from gradlab import runtime
+from gradlab._batches import examples_of, map_tensors, rows_of, spec_of, tensors_of
+from gradlab._peak_memory import PeakMemory
+from gradlab.training.memory_plan import MEBIBYTE, MemoryPlan, plan_of
+from gradlab.training.update import WindowUpdate
+
+MARGIN = 1.15  # A plan may be so much too small (benchmarks/NOTES.md).
+# A size is compared with the best larger one over so many pairs. It is better if it takes less than NEAR of the other's
+# time; one that takes more than WORSE of it ends the search, and so does the end of these SECONDS.
+PAIRS, NEAR, WORSE, SECONDS = 3, 0.95, 1.05, 20.0
+TOO_LITTLE = (
+    "memory must hold a micro-batch of one example; mixed precision, smaller inputs, an optimizer with fewer averages "
+    "and keras.remat take less. Received: one example, with which memory runs out"
+)
+
+
+class Room:
+    """The memory that a training may take, and what it is planned to take.
+
+    Args:
+        update: the update.
+        batch: (x, y, sample_weight).
+        memory: the bytes, or None.
+        replicas: the number of replicas in this process.
+
+    Attributes:
+        on_gpu: whether the memory is that of a GPU.
+        is_planned: whether the memory is known as a function of the size.
+        left: the bytes beyond the variables of the model and its optimizer; infinite if they are not known.
+    """
+
+    def __init__(self, update: WindowUpdate, batch: tuple, memory: float | None, replicas: int):
+        self.on_gpu, self._replicas, self._given = bool(tf.config.list_logical_devices("GPU")), replicas, memory
+        self._plan = _plan(update, batch)
+        self.is_planned = self._plan is not None
+        self._memory = math.inf
+        fixed = replicas * update.bytes_of_variables()
+        if memory is not None:
+            self._memory = memory
+        elif not self.on_gpu:
+            self._memory = runtime.available_memory() / 2 + fixed
+        self.left = self._memory - fixed
+
+    def fitting(self, sizes: list[int], in_flight: int, margin: float = MARGIN) -> list[int]:
+        """Those of the sizes that are planned to fit, with so many micro-batches at once; all if there is no plan."""
+        steps = [-(-sizes[0] // size) for size in sizes]
+        totals = [self._total(size, min(in_flight, each)) for size, each in zip(sizes, steps)]
+        return [size for size, total in zip(sizes, totals) if margin * total <= self._memory]
+
+    def refuse(self, in_flight: int) -> None:
+        """Raises ValueError, because not even one example fits."""
+        plan: Any = self._plan
+        dataclasses.replace(plan, in_flight=in_flight).largest(self._memory / self._replicas)
+
+    def _total(self, size: int, in_flight: int) -> float:
+        if self._plan is None:
+            return 0.0
+        return self._replicas * dataclasses.replace(self._plan, in_flight=in_flight).total(size)
+
+    def __str__(self) -> str:
+        if math.isinf(self._memory):
+            return "the GPU's memory" if self.on_gpu else "memory"
+        of_what = "" if self._given is not None else ", half of what is available"
+        return f"{self._memory / MEBIBYTE:,.0f} MiB{of_what}"
+
+
+def _plan(update: WindowUpdate, batch: tuple) -> MemoryPlan | None:
+    """The plan of the memory, or None if the graph does not show it."""
+    if not all(isinstance(tensor, tf.Tensor) for tensor in tensors_of(batch)):
+        return None  # ragged and sparse examples have no size of their own
+    return plan_of(update.model, update.objective, update.optimizer, batch)
+
+
+class Trial:
+    """Computes micro-batches without applying anything, to see what fits and what is fast.
+
+    Args:
+        update: the update.
+        batch: (x, y, sample_weight).
+        variable: the size, which the update reads.
+        in_flight: the number of micro-batches that are computed at once.
+        strategy: that of the model, with one replica.
+    """
+
+    def __init__(
+        self,
+        update: WindowUpdate,
+        batch: tuple,
+        variable: tf.Variable,
+        in_flight: int,
+        strategy: tf.distribute.Strategy,
+    ):
+        specs = map_tensors(spec_of, batch)
+        compiled = tf.function(lambda *batch: strategy.run(update.gradients_only, args=batch), autograph=False)
+        self._run = compiled.get_concrete_function(*specs)
+        self._batch, self._variable, self._in_flight = batch, variable, in_flight
+        self._examples = int(examples_of(batch))
+
+    def _seconds(self, size: int, examples: int) -> float:
+        """The seconds that the first examples take in micro-batches of a size."""
+        self._variable.assign(size)
+        part = map_tensors(lambda tensor: rows_of(tensor, slice(0, tf.constant(examples))), self._batch)
+        began = time.perf_counter()
+        self._run(*part)
+        return time.perf_counter() - began
+
+    def largest(self, sizes: list[int]) -> int:
+        """The first of the sizes with which memory does not run out."""
+        for size in sizes:
+            try:
+                self._seconds(size, min(self._examples, size * self._in_flight))
+            except tf.errors.ResourceExhaustedError:
+                continue
+            return size
+        raise MemoryError(TOO_LITTLE)
+
+    def fitting(self, sizes: list[int], room: Room) -> list[int]:
+        """Those of the sizes, from the largest one, with which a process has memory for the micro-batches in flight.
+
+        If the memory is planned, it begins with the largest one. Otherwise it begins with the smallest one, and goes on
+        as long as the next one can be expected to fit.
+        """
+        taken: dict[int, float] = {}
+        for size in sizes if room.is_planned else sizes[::-1]:
+            taken[size] = self._taken(size)
+            if (taken[size] <= room.left) if room.is_planned else (2 * taken[size] > room.left):
+                break
+        if math.isinf(min(taken.values())):
+            raise MemoryError(TOO_LITTLE)
+        fits = [size for size in sizes if taken.get(size, 0.0) <= room.left and size <= max(taken)]
+        return fits or [min(taken)]
+
+    def _taken(self, size: int) -> float:
+        """The bytes that the micro-batches in flight add to the process; 0 if that cannot be read."""
+        peak = PeakMemory()
+        before = peak.bytes()
+        try:
+            self._seconds(size, min(self._examples, size * self._in_flight))
+        except tf.errors.ResourceExhaustedError:
+            return math.inf
+        taken = peak.bytes() - before
+        return 0.0 if math.isnan(taken) else taken
+
+    def fastest(self, sizes: list[int]) -> int:
+        """The largest of the sizes that is about as fast as the fastest. It does not try those far below it."""
+        best, began = sizes[0], time.perf_counter()
+        for size in sizes[1:]:
+            ratio = self._ratio(size, best)
+            if ratio < NEAR:
+                best = size
+            if ratio > WORSE or time.perf_counter() - began > SECONDS:
+                break
+        return best
+
+    def _ratio(self, size: int, other: int) -> float:
+        """The time of a size over that of a larger one: the median over some pairs, because machines are noisy."""
+        examples = min(self._examples, other * self._in_flight)
+        ratios = [self._seconds(size, examples) / self._seconds(other, examples) for _ in range(1 + PAIRS)]
+        return statistics.median(ratios[1:])  # in the first, kernels prepare themselves
