@@ -71,7 +71,8 @@ def microbatched(
             update, computes a micro-batch to see that it fits, and prints the choice unless verbose is 0. If memory
             runs out all the same, the batch is computed again with half the size. The size can change a result by
             rounding, and by the masks of dropout. Until it is chosen, `evaluate` and `predict` use 32.
-        memory: for "auto", the bytes that the training may take. None: half of what is available, or all of a GPU.
+        memory: for "auto", the bytes that the training may take, without its data. None: half of what is available, or
+            all of a GPU.
         in_flight: the number of micro-batches that are computed at once, which does not change a bit of the result. 1
             needs the least memory. More save time on several cores, and each has activations and gradients of its own.
             "auto": one for each core of a CPU if those of all but the first are small (at most 128 MiB or twice the

@@ -25,8 +25,7 @@ class WholeBatch(keras.losses.Loss):
 
     `compile` of a model that `gradlab.microbatched` prepared takes it, and so does `gradlab.Trainer`. The update is the
     large batch's. Memory holds the activations of the micro-batches in flight, and the predictions of the whole batch.
-    The forward pass is computed twice, with the same dropout masks and other random numbers of Keras' layers, so an
-    update takes about a third longer.
+    The forward pass is computed twice, with the same dropout masks and other random numbers of Keras' layers.
 
     Args:
         fn: a function (y, y_pred) -> the loss of the batch, a scalar, or one loss for each example. As the only loss

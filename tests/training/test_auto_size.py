@@ -228,7 +228,7 @@ def test_it_works_wherever_keras_does(monkeypatch):
         model, fixed = prepared(network(), "auto", **options), prepared(network(), 20)
         one, other = (each.fit(data, epochs=2, verbose=0).history for each in (model, fixed))
         for name, values in other.items():
-            np.testing.assert_allclose(one[name], values, rtol=1e-4, err_msg=f"{options} {name}")
+            np.testing.assert_allclose(one[name], values, rtol=1e-3, err_msg=f"{options} {name}")
         assert int(model.optimizer.iterations) == 6 and model.microbatch_size >= 1
         model.train_on_batch(x[:7], y[:7])
         assert int(model.optimizer.iterations) == 7
