@@ -408,12 +408,13 @@ def test_refusals(case):
 
 
 @pytest.mark.parametrize("value", [0, -1, 2.5, "4", True, None])
-def test_microbatch_size_is_a_positive_integer(value):
+def test_microbatch_size_is_auto_or_a_positive_integer(value):
+    rule = 'microbatch_size must be "auto" or a positive integer'
     for call in (
         lambda: trainer_for("shared", value),
         lambda: gradlab.microbatched(large_batch.build("shared"), value),
     ):
-        with pytest.raises(ValueError, match=f"^microbatch_size must be a positive integer. Received: {value!r}$"):
+        with pytest.raises(ValueError, match=f"^{rule}. Received: {value!r}$"):
             call()
 
 
