@@ -1,11 +1,30 @@
 """Batches as nests of tensors: how many examples they hold, and how they are cut into micro-batches."""
 
 from collections.abc import Callable
-from typing import Any
+from itertools import zip_longest
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from gradlab import _checks
+
+
+class Cut(NamedTuple):
+    """Where a batch is cut into micro-batches of different sizes.
+
+    Attributes:
+        splits: the first example of each micro-batch, and the number of examples: shape (micro-batches + 1,).
+        widths: for each tensor of the batch, flattened: the size of its second axis in each micro-batch, of shape
+            (micro-batches,), or None to leave it as it is.
+    """
+
+    splits: tf.Tensor
+    widths: list
+
+    @property
+    def sizes(self) -> tf.Tensor:
+        """The number of examples of each micro-batch, shape (micro-batches,)."""
+        return self.splits[1:] - self.splits[:-1]
 
 
 def map_tensors(function: Callable, *nests: Any) -> Any:
@@ -61,12 +80,19 @@ def equal_nests(one: Any, other: Any) -> bool:
     return tf.nest.flatten(one) == tf.nest.flatten(other)
 
 
-def microbatches(batch: Any, microbatch_size: int | tf.Tensor, axis: int = 0) -> tuple:
+def steps_of(examples: Any, microbatch_size: int | tf.Tensor | Cut) -> Any:
+    """The number of micro-batches of a batch with so many examples."""
+    if isinstance(microbatch_size, Cut):
+        return tf.size(microbatch_size.splits) - 1
+    return -(-examples // microbatch_size)
+
+
+def microbatches(batch: Any, microbatch_size: int | tf.Tensor | Cut, axis: int = 0) -> tuple:
     """Cuts a batch into micro-batches, of which the last may be smaller.
 
     Args:
         batch: a nest of tensors with the same number of examples.
-        microbatch_size: the examples of a micro-batch: an integer or an integer scalar tensor.
+        microbatch_size: the examples of a micro-batch: an integer or an integer scalar tensor, or a `Cut`.
         axis: the axis along which the examples lie.
 
     Returns:
@@ -77,12 +103,14 @@ def microbatches(batch: Any, microbatch_size: int | tf.Tensor, axis: int = 0) ->
         ValueError: tensors of different lengths, or a microbatch_size that is not a positive integer. Lengths that
             TensorFlow does not know yet are compared when the operation runs: tf.errors.InvalidArgumentError.
     """
+    if isinstance(microbatch_size, Cut):
+        return _microbatches_as_cut(batch, microbatch_size)
     if not tf.is_tensor(microbatch_size):
         _checks.positive_integer("microbatch_size", microbatch_size)
         microbatch_size = int(microbatch_size)
     batch, known = _of_one_length(map_tensors(as_tensor, batch), axis)
     examples = examples_of(batch, axis) if known is None else known
-    steps = -(-examples // microbatch_size)
+    steps = steps_of(examples, microbatch_size)
     sizes_are_known = known is not None and isinstance(microbatch_size, int) and known % microbatch_size == 0
     if axis == 0 and sizes_are_known and all(map(_is_dense, tensors_of(batch))):
         cut = map_tensors(lambda t: tf.reshape(t, tf.concat([[steps, microbatch_size], tf.shape(t)[1:]], 0)), batch)
@@ -93,6 +121,20 @@ def microbatches(batch: Any, microbatch_size: int | tf.Tensor, axis: int = 0) ->
         return map_tensors(lambda tensor: rows_of(tensor, rows, axis), batch)
 
     return steps, microbatch
+
+
+def _microbatches_as_cut(batch: Any, cut: Cut) -> tuple:
+    """The number of micro-batches, and a function (number) -> that micro-batch, for a `Cut`."""
+
+    def microbatch(step):
+        rows = slice(cut.splits[step], cut.splits[step + 1])
+        found = []
+        for tensor, widths in zip_longest(tf.nest.flatten(batch), cut.widths):
+            part: Any = None if tensor is None else rows_of(tensor, rows)
+            found.append(part if widths is None else part[:, : widths[step]])
+        return tf.nest.pack_sequence_as(batch, found)
+
+    return steps_of(None, cut), microbatch
 
 
 def _of_one_length(batch: Any, axis: int) -> tuple:

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from gradlab import _checks
 from gradlab._batches import examples_of
+from gradlab.training.given import GIVEN
 from gradlab.training.size_search import TOO_LITTLE, Room, Trial
 from gradlab.training.update import WindowUpdate
 
@@ -16,24 +17,34 @@ Result = TypeVar("Result")
 BEFORE = 32  # the size until one is chosen, for `evaluate` and `predict`: the batch size that is Keras' default
 
 
-def check_size(microbatch_size: Any, memory: Any) -> None:
-    """Raises ValueError unless they are a number, or "auto" and perhaps a number of bytes."""
-    if microbatch_size != "auto":
-        _checks.positive_integer("microbatch_size", microbatch_size, otherwise='"auto" or ')
+def checked_size(microbatch_size: Any, memory: Any) -> int | str:
+    """The size: a number, "auto" or "given".
+
+    Raises:
+        ValueError: it is none of them, or memory is not a number of bytes, or not for "auto".
+    """
+    if microbatch_size not in ("auto", GIVEN):
+        _checks.positive_integer("microbatch_size", microbatch_size, otherwise='"auto", "given" or ')
     if memory is not None:
         _checks.positive_number("memory", memory)
         if microbatch_size != "auto":
             raise ValueError(f'memory is for microbatch_size="auto". Received: microbatch_size={microbatch_size!r}')
+    return microbatch_size if isinstance(microbatch_size, str) else int(microbatch_size)
 
 
-def check_auto(strategy: tf.distribute.Strategy, accumulation: Any) -> None:
-    """Raises ValueError for what a `Trainer` cannot do with "auto"."""
-    if accumulation is not None:
+def check_trainer(microbatch_size: Any, strategy: tf.distribute.Strategy, accumulation: Any) -> None:
+    """Raises ValueError for what a `Trainer` cannot do unless the size is a number."""
+    if accumulation is not None and microbatch_size == GIVEN:
+        raise ValueError(
+            'accumulation must be None with microbatch_size="given": each batch of the dataset is a window then. '
+            f"Received: {accumulation!r}"
+        )
+    if accumulation is not None and microbatch_size == "auto":
         raise ValueError(
             'accumulation must be None with microbatch_size="auto": windows of a number of micro-batches would change '
             f"with the size. Received: {accumulation!r}"
         )
-    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+    if microbatch_size == "auto" and isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         raise ValueError(
             "microbatch_size must be a number with several workers, of which one alone could run out of memory while "
             'the others wait for it. Received: "auto"'

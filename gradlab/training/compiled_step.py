@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from gradlab._batches import as_tensor, tensors_of
+from gradlab.training.given import specs_of_microbatch
 
 
 class CompiledStep:
@@ -61,11 +62,12 @@ def in_one_call(model: keras.Model, kind: str, made: Callable[[Any], Any]) -> Ca
     return lambda data: (step if isinstance(data, tf.data.Iterator) else made)(data)
 
 
-def types_of(data: Any) -> tuple:
+def types_of(data: Any, microbatch_size: Any) -> tuple:
     """The types of (x, y, sample_weight) in the data that Keras gives to a step, and the data.
 
     Args:
         data: an iterator of tf.data, or another iterator over batches, of which the first is looked at.
+        microbatch_size: a number, a variable, or "given".
 
     Returns:
         The types, or None if one of them does not tell its number of dimensions; and the data with its first batch.
@@ -78,7 +80,7 @@ def types_of(data: Any) -> tuple:
     specs = keras.utils.unpack_x_y_sample_weight(element)
     known = (tf.TensorSpec, tf.SparseTensorSpec, tf.RaggedTensorSpec)
     is_known = all(isinstance(spec, known) and spec.shape.rank for spec in tensors_of(specs))
-    return (specs if is_known else None), data
+    return (specs_of_microbatch(specs, microbatch_size) if is_known else None), data
 
 
 def _type(value: Any) -> Any:

@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from gradlab._batches import map_tensors, tensors_of
 
@@ -61,11 +62,15 @@ class DatasetWindows(Iterator):
 def _epoch(dataset: Any, epoch: int, skip: int) -> Iterator:
     """The batches of an epoch, without its first examples."""
     for batch in dataset(epoch) if callable(dataset) else dataset:
-        batch = map_tensors(np.asarray, keras.utils.unpack_x_y_sample_weight(batch))
+        batch = map_tensors(_as_array, keras.utils.unpack_x_y_sample_weight(batch))
         left, skip = _length(batch) - skip, max(0, skip - _length(batch))
         if left > 0:
             yield map_tensors(lambda array, left=left: array[-left:], batch)
 
 
+def _as_array(part: Any) -> Any:
+    return part if isinstance(part, tf.RaggedTensor) else np.asarray(part)
+
+
 def _length(batch: Any) -> int:
-    return len(tensors_of(batch)[0])
+    return int(tensors_of(batch)[0].shape[0])

@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from gradlab._batches import examples_of, map_tensors, spec_of, tensors_of
+from gradlab._batches import Cut, examples_of, map_tensors, spec_of, tensors_of
 from gradlab.averaging import accumulation_dtype
+from gradlab.training.given import is_given, rows_to_predict
 from gradlab.training.in_flight import choose
 from gradlab.training.objective import Objective
 from gradlab.training.replicas import sum_over_replicas
@@ -37,7 +38,7 @@ class WindowEvaluation:
         in_flight: as in `gradlab.window.Loop`, or "auto".
     """
 
-    def __init__(self, model: keras.Model, objective: Objective, microbatch_size: int, in_flight: int | str, jit: bool):
+    def __init__(self, model: keras.Model, objective: Objective, microbatch_size: Any, in_flight: int | str, jit: bool):
         loop = Loop(weight_dtype=accumulation_dtype(keras.config.floatx()))
         self._model, self._objective = model, objective
         self._pass = WindowPass(
@@ -48,9 +49,9 @@ class WindowEvaluation:
         """Creates the variables of the evaluation; with several replicas, call it in the strategy's scope."""
         self._pass.build()
 
-    def __call__(self, x: Any, y: Any, sample_weight: Any = None) -> Evaluated:
-        """Evaluates a batch: nests of tensors, this replica's part."""
-        passed = self._pass((x, y, sample_weight), [])
+    def __call__(self, x: Any, y: Any, sample_weight: Any = None, cut: Cut | None = None) -> Evaluated:
+        """Evaluates a batch: nests of tensors, this replica's part, and where it is cut if the size is "given"."""
+        passed = self._pass((x, y, sample_weight), [], cut)
         counted = tf.size(passed.sums.weights), passed.term_sums, passed.statistics
         steps, term_sums, statistics = sum_over_replicas(counted)
         passed.plan.state.end(passed.values, steps, statistics)
@@ -61,13 +62,15 @@ class WindowEvaluation:
 
 
 def predict_in_microbatches(
-    model: keras.Model, x: Any, microbatch_size: int, *, in_flight: int | str = 1, jit: bool = False
+    model: keras.Model, x: Any, microbatch_size: Any, *, in_flight: int | str = 1, jit: bool = False
 ) -> Any:
-    """The model's outputs for a batch; in_flight is a number or "auto".
+    """The model's outputs for a batch; microbatch_size is a number or "given", in_flight a number or "auto".
 
     Outputs that are no dense tensors, or have a first dimension of a fixed size, cannot be put together from those of
     micro-batches: the batch is then computed at once.
     """
+    if is_given(microbatch_size):
+        microbatch_size, in_flight = rows_to_predict(x), 1
     found = []
 
     def call(x):

@@ -32,7 +32,7 @@ class InFlight:
         return f"gradlab: {self.count} micro-batch{'es' * (self.count > 1)} in flight, {self.reason}"
 
 
-def choose(trace: Callable[[], tf.Graph], microbatch_size: int, accumulators: int) -> InFlight:
+def choose(trace: Callable[[], tf.Graph], microbatch_size: int | str, accumulators: int) -> InFlight:
     """Chooses how many micro-batches to compute at once.
 
     On a CPU, as many as there are cores, as long as the activations and gradients of all but the first take no more
@@ -43,9 +43,11 @@ def choose(trace: Callable[[], tf.Graph], microbatch_size: int, accumulators: in
     Args:
         trace: a function () -> the traced forward pass of a micro-batch, with None where the number of examples
             belongs. It is called if the choice depends on it.
-        microbatch_size: the number of examples.
+        microbatch_size: the number of examples, or "given".
         accumulators: the bytes of the summed gradients.
     """
+    if isinstance(microbatch_size, str):
+        return InFlight(1, "because the data set the size of each")
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     if replicas > 1:
         return InFlight(1, f"because {replicas} replicas share the cores")

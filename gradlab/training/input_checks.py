@@ -11,7 +11,8 @@ import tensorflow as tf
 from gradlab._batches import length_of, map_tensors, tensors_of
 from gradlab.training import _keras_internals as internals
 from gradlab.training.metrics import has_own
-from gradlab.training.objective import Objective, Term
+from gradlab.training.objective import Objective
+from gradlab.training.term import Term
 
 
 def check_model(model: Any, optimizer: Any, strategy: tf.distribute.Strategy, skip_nonfinite: bool) -> None:

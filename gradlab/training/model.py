@@ -13,10 +13,11 @@ import tensorflow as tf
 from gradlab import _checks
 from gradlab._batches import as_tensor, examples_of, map_tensors
 from gradlab.training import _keras_internals as internals
-from gradlab.training.auto_size import AutoSize, check_size
+from gradlab.training.auto_size import AutoSize, checked_size
 from gradlab.training.auto_steps import AutoSteps
 from gradlab.training.compiled_step import in_one_call, types_of
 from gradlab.training.evaluation import WindowEvaluation, predict_in_microbatches
+from gradlab.training.given import uncut
 from gradlab.training.input_checks import (
     check_fit,
     check_labels,
@@ -70,7 +71,8 @@ def microbatched(
             largest that fits in memory, or a smaller one if that is faster. gradlab plans the memory before the first
             update, computes a micro-batch to see that it fits, and prints the choice unless verbose is 0. If memory
             runs out all the same, the batch is computed again with half the size. The size can change a result by
-            rounding, and by the masks of dropout. Until it is chosen, `evaluate` and `predict` use 32.
+            rounding, and by the masks of dropout. Until it is chosen, `evaluate` and `predict` use 32. "given": each
+            batch of the dataset is cut already, as `gradlab.token_batches` does; any other batch is one micro-batch.
         memory: for "auto", the bytes that the training may take, without its data. None: half of what is available, or
             all of a GPU.
         in_flight: the number of micro-batches that are computed at once, which does not change a bit of the result. 1
@@ -96,7 +98,7 @@ def microbatched(
         >>> int(model.optimizer.iterations)
         2
     """
-    check_size(microbatch_size, memory)
+    microbatch_size = checked_size(microbatch_size, memory)
     if in_flight != "auto":
         _checks.positive_integer("in_flight", in_flight, otherwise='"auto" or ')
     check_preparable(model)
@@ -116,7 +118,7 @@ class _Steps:
         self._auto = (
             AutoSize(memory, functools.partial(self._show, "microbatch_size")) if microbatch_size == "auto" else None
         )
-        self._microbatch_size = int(microbatch_size) if self._auto is None else self._auto.variable
+        self._microbatch_size: Any = microbatch_size if self._auto is None else self._auto.variable
 
     def install(self) -> None:
         """Prepares what a compiled model needs, and sets the methods."""
@@ -262,7 +264,7 @@ class _Steps:
     def _build(self, data: Any, training: bool, then: Callable) -> Any:
         """Creates all variables if the types of the data tell enough: TensorFlow traces twice what creates some."""
         if self._model.distribute_strategy.num_replicas_in_sync == 1:
-            specs, data = types_of(data)
+            specs, data = types_of(data, self._microbatch_size)
             if specs is not None:
                 internals.build_from_batch(self._model, specs, training)
                 then(specs)
@@ -270,30 +272,30 @@ class _Steps:
 
     def train_step(self, data: Any) -> dict:
         """Makes one update from one batch."""
-        model, (x, y, sample_weight) = self._model, self._batch(data, training=True)
+        model, batch = self._model, self._batch(data, training=True)
         if not model.trainable_variables:
             warnings.warn("The model does not have any trainable weights.", stacklevel=2)
-        outcome = self._update(x, y, sample_weight)
-        return logs_of(model, self._objective.own is not None, outcome, examples_of(x))
+        outcome = self._update(*batch)
+        return logs_of(model, self._objective.own is not None, outcome, examples_of(batch[0]))
 
     def test_step(self, data: Any) -> dict:
         """Evaluates one batch."""
-        x, y, sample_weight = self._batch(data, training=False)
-        outcome = self._evaluation(x, y, sample_weight)
-        return logs_of(self._model, self._objective.own is not None, outcome, examples_of(x))
+        batch = self._batch(data, training=False)
+        outcome = self._evaluation(*batch)
+        return logs_of(self._model, self._objective.own is not None, outcome, examples_of(batch[0]))
 
     def predict_step(self, data: Any) -> Any:
         """Predicts the outputs of one batch."""
         check_stateless(self._model)
-        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
-        x = map_tensors(as_tensor, x)
+        x = map_tensors(as_tensor, keras.utils.unpack_x_y_sample_weight(data)[0])
         jit = self._model.compiled and self._model.jit_compile
         return predict_in_microbatches(self._model, x, self._microbatch_size, in_flight=self._in_flight, jit=jit)
 
     def _batch(self, data: Any, training: bool) -> tuple:
-        """The batch (x, y, sample_weight), after checks; the variables exist afterwards."""
+        """The batch (x, y, sample_weight), and where it is cut if that is given; the variables exist afterwards."""
         check_stateless(self._model)
         batch = map_tensors(as_tensor, keras.utils.unpack_x_y_sample_weight(data))
         check_lengths(batch)
+        batch, cut = uncut(batch, self._microbatch_size)
         internals.build_from_batch(self._model, batch, training)
-        return batch
+        return *batch, cut

@@ -6,40 +6,15 @@ numbers is the large batch's only if every micro-batch divides by the same numbe
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from gradlab.averaging import accumulation_dtype
 from gradlab.training import _keras_internals as internals
-from gradlab.training.whole_batch import Whole, WholeBatch, differentiable, seen_by
-
-
-class Term(NamedTuple):
-    """The loss of one output over one micro-batch.
-
-    Attributes:
-        total: the weighted sum of the losses of its examples, or of their elements: a scalar.
-        divisor: the number by which Keras divides that sum for a batch like this one; 1 for the reduction "sum".
-        kind: "examples" if the divisor is proportional to the number of examples, "own" if it depends on a mask or on
-            sample weights, "sum" if there is none.
-        loss_weight: the factor of the term in the total loss.
-        labels: None, or if labels are class numbers: (labels, number of classes, one more label that is allowed).
-        name: the name of the loss.
-        is_known: whether each example surely has a loss of its own, whatever the other examples of the batch.
-        whole: what a loss over the whole batch sees of this micro-batch; None for other losses. Its total is then 0, or
-            a number that has the loss' gradient.
-    """
-
-    total: tf.Tensor
-    divisor: tf.Tensor
-    kind: str
-    loss_weight: Any = 1.0
-    labels: tuple | None = None
-    name: str = ""
-    is_known: bool = True
-    whole: Whole | None = None
+from gradlab.training.term import SumAndDivisor, Term, check_reduction, lengths_of
+from gradlab.training.whole_batch import WholeBatch, differentiable, seen_by
 
 
 class Objective:
@@ -76,13 +51,13 @@ class Objective:
         self.unknown: list[str] = []
         for one in keras.tree.flatten(loss):
             if isinstance(one, keras.losses.Loss):
-                _check_reduction(one)
+                check_reduction(one)
         self._compiled: Any = None
 
         def replace(one, loss_weight):
             if isinstance(one, WholeBatch):
                 return lambda *seen: self._whole_term(_by_weight(one) if by_weight else one, loss_weight, seen)
-            return _SumAndDivisor(one, loss_weight, self._taken, by_weight)
+            return SumAndDivisor(one, loss_weight, self._taken, by_weight)
 
         if isinstance(loss, WholeBatch) and own is None:  # the only loss, which sees the nest of all outputs
             self._compiled = replace(loss, 1.0 if loss_weights is None else loss_weights)
@@ -162,7 +137,9 @@ class Objective:
         total = tf.zeros([], dtype)
         if self._slopes is not None:
             total = tf.cast(differentiable(whole, self._slopes.pop(0)), dtype)
-        self._taken.append(Term(total, tf.ones([], dtype), "sum", loss_weight, name=loss.name, whole=whole))
+        padded = any(lengths_of(tensor) for tensor in tf.nest.flatten(seen) if tf.is_tensor(tensor))
+        divisor = tf.ones([], dtype)
+        self._taken.append(Term(total, divisor, "sum", loss_weight, name=loss.name, whole=whole, counts_padding=padded))
         return total
 
     @property
@@ -218,78 +195,3 @@ def common_divisor(terms: list[Term]) -> tf.Tensor | None:
 def _by_weight(loss: WholeBatch) -> WholeBatch:
     """The same loss, divided by the sum of the sample weights."""
     return WholeBatch(loss.fn, "mean_with_sample_weight", loss.name)
-
-
-def _check_reduction(loss: keras.losses.Loss) -> None:
-    if loss.reduction in (None, "none"):
-        raise ValueError(
-            f"{loss.name} must have a reduction for gradlab to know the large batch's loss: sum_over_batch_size, "
-            f"mean, mean_with_sample_weight or sum. Received: {loss.reduction!r}"
-        )
-
-
-class _SumAndDivisor(keras.losses.Loss):
-    """A Keras loss that appends its `Term` to a list."""
-
-    def __init__(self, loss: keras.losses.Loss, loss_weight: Any, terms: list[Term], by_weight: bool):
-        _check_reduction(loss)
-        super().__init__(name=loss.name.strip("<>"), reduction="sum", dtype=loss.dtype)  # "<lambda>" is no scope's name
-        self._loss, self._loss_weight, self._terms = loss, loss_weight, terms
-        self._divides_by_weight = by_weight
-        self._divide_by = "mean_with_sample_weight" if by_weight else loss.reduction
-
-    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> tf.Tensor:
-        if type(self._loss).__call__ is not keras.losses.Loss.__call__:
-            return self._one_number(y_true, y_pred, sample_weight)
-        total = super().__call__(y_true, y_pred, sample_weight)  # the reduction "sum" leaves it undivided
-        if self._values.shape.rank == 0:
-            return self._one_number(y_true, y_pred, sample_weight)
-        mask = _both(internals.mask_of(y_pred), internals.mask_of(self._values))
-        divisor, kind = self._divisor(mask, sample_weight, total.dtype)
-        labels, is_known = self._labels(y_true, y_pred), internals.is_by_example(self._loss)
-        self._terms.append(Term(total, divisor, kind, self._loss_weight, labels, self.name, is_known))
-        return total
-
-    def call(self, y_true: Any, y_pred: Any) -> tf.Tensor:
-        values = self._loss.call(y_true, y_pred)
-        self._values = values if tf.is_tensor(values) else tf.convert_to_tensor(values)  # a function may return 0
-        return self._values
-
-    def _one_number(self, y_true, y_pred, sample_weight) -> tf.Tensor:
-        """The loss as Keras computes it, for a batch as a whole."""
-        if self._divides_by_weight:
-            raise ValueError(
-                f"{self.name} must give a loss for each example if weight_fn weighs them. "
-                "Received: one number for the whole batch"
-            )
-        number = tf.reduce_sum(internals.unscaled(self._loss(y_true, y_pred, sample_weight)))
-        self._terms.append(Term(number, None, "number", self._loss_weight, name=self.name))
-        return number
-
-    def _divisor(self, mask, sample_weight, dtype) -> tuple[tf.Tensor, str]:
-        if self._divide_by == "sum":
-            return tf.ones([], dtype), "sum"
-        elements = tf.cast(tf.size(self._values), dtype)
-        if self._divide_by == "mean_with_sample_weight" and (mask is not None or sample_weight is not None):
-            weights = tf.cast(mask if sample_weight is None else sample_weight, dtype)
-            if mask is not None and sample_weight is not None:
-                mask, weights = internals.same_rank(tf.cast(mask, dtype), weights)
-                weights = mask * weights
-            return tf.reduce_sum(weights), "own"
-        if mask is not None:
-            mask = tf.cast(mask, dtype)
-            return elements * tf.reduce_mean(mask), "own"
-        return elements, "examples"
-
-    def _labels(self, y_true, y_pred) -> tuple | None:
-        function, arguments = internals.function_of_loss(self._loss)
-        if function is not keras.losses.sparse_categorical_crossentropy:
-            return None
-        return y_true, y_pred.shape[arguments.get("axis", -1)], getattr(self._loss, "ignore_class", None)
-
-
-def _both(one, other):
-    """Where both masks let an element through; None is no mask."""
-    if one is None or other is None:
-        return other if one is None else one
-    return tf.cast(one, tf.bool) & tf.cast(other, tf.bool)

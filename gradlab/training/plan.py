@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -9,11 +10,13 @@ import tensorflow as tf
 from gradlab._batches import examples_of, microbatches
 from gradlab.averaging import accumulation_dtype
 from gradlab.training import _keras_internals as internals
+from gradlab.training.given import check_padding, is_padded
 from gradlab.training.input_checks import label_rules
 from gradlab.training.metrics import MetricsPlan
-from gradlab.training.objective import Term, common_divisor
+from gradlab.training.objective import common_divisor
 from gradlab.training.replicas import sum_over_replicas
 from gradlab.training.state import CarriedState, make_state
+from gradlab.training.term import Term
 from gradlab.training.tracing import Traced
 from gradlab.training.whole_batch import Whole, check_passes
 
@@ -37,6 +40,7 @@ class Plan:
             that are proportional to the examples are None.
         is_sum: whether the sums of gradients are the update's gradients, without a division.
         whole: what losses over the whole batch see of a micro-batch: by the position of their term.
+        is_padded: whether texts are padded to another length in each micro-batch.
     """
 
     state: CarriedState
@@ -52,6 +56,7 @@ class Plan:
     divisors: list | None
     is_sum: bool
     whole: dict[int, Whole]
+    is_padded: bool
 
     def loss(self, term_sums: list) -> tuple[tf.Tensor, list]:
         """The loss of a window without regularization, and that of each term before loss weights.
@@ -64,6 +69,12 @@ class Plan:
             for (total, divisor), kind in zip(term_sums, self.kinds)
         ]
         return tf.add_n([mean * tf.cast(factor, mean.dtype) for mean, factor in zip(means, self.loss_weights)]), means
+
+    def weight(self, terms: list[Term], examples: tf.Tensor) -> tf.Tensor:
+        """The weight of a micro-batch's loss: 1 if losses are sums or shares, else the number it was divided by."""
+        if self.is_sum:
+            return tf.ones_like(examples)
+        return examples if self.kinds[0] == "examples" else tf.cast(common_divisor(terms), examples.dtype)
 
     def window_divisors(self, terms: list[Term], examples: tf.Tensor) -> list | None:
         """The divisors of the window, for a micro-batch with these terms and so many examples; None for its own."""
@@ -81,7 +92,7 @@ def make_plan(
     model: keras.Model,
     traced: Traced,
     batch: tuple,
-    microbatch_size: int,
+    microbatch_size: Any,
     *,
     training: bool = True,
     skip_nonfinite: bool = False,
@@ -92,7 +103,7 @@ def make_plan(
         model: the model.
         traced: what tracing its forward pass showed.
         batch: (x, y, sample_weight), this replica's part of the window.
-        microbatch_size: the examples of a micro-batch, to count divisors if these must be known beforehand.
+        microbatch_size: the examples of a micro-batch or a `Cut`, to count divisors if these must be known beforehand.
         training: whether to train the model or to evaluate it.
         skip_nonfinite: whether micro-batches may be left out.
 
@@ -101,6 +112,8 @@ def make_plan(
     """
     terms = traced.terms
     _check_overwritten(model, training)
+    if is_padded(microbatch_size):
+        check_padding(traced)
     whole = {i: term.whole for i, term in enumerate(terms) if term.whole is not None}
     if whole and skip_nonfinite:
         raise ValueError(
@@ -138,10 +151,11 @@ def make_plan(
         divisors=counts,
         is_sum=counts is not None or kinds[0] == "sum",
         whole=whole,
+        is_padded=is_padded(microbatch_size),
     )
 
 
-def _count(divisors: Callable, batch: tuple, microbatch_size: int, terms: int) -> list:
+def _count(divisors: Callable, batch: tuple, microbatch_size: Any, terms: int) -> list:
     """The sums of the terms' divisors over this replica's window."""
     steps, microbatch = microbatches(batch, microbatch_size)
 

@@ -9,6 +9,15 @@ from gradlab._batches import examples_of, map_tensors, tensors_of
 from gradlab.training import _keras_internals as internals
 
 
+def is_chief(strategy: tf.distribute.Strategy) -> bool:
+    """Whether this process is the one that writes for all workers."""
+    cluster = strategy.cluster_resolver
+    if cluster is None or not cluster.task_type:
+        return True
+    has_chief = "chief" in cluster.cluster_spec().jobs
+    return cluster.task_type == "chief" or (not has_chief and cluster.task_id == 0)
+
+
 def rows_of_replica(window: Any, replicas: tf.Tensor) -> Any:
     """This replica's examples of a window that is shared by a number of replicas, as equally as possible."""
     index = tf.distribute.get_replica_context().replica_id_in_sync_group % replicas

@@ -11,7 +11,8 @@ from gradlab._batches import examples_of
 from gradlab.training import _keras_internals as internals
 from gradlab.training import batch_norm
 from gradlab.training.metrics import MetricsPlan, plan_metrics
-from gradlab.training.objective import Objective, Term
+from gradlab.training.objective import Objective
+from gradlab.training.term import Term
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,15 @@ import numpy as np
 import tensorflow as tf
 
 from gradlab import _checks
-from gradlab._batches import equal_nests, map_tensors, tensors_of
-from gradlab.training.auto_size import AutoSize, check_auto, check_size
+from gradlab._batches import as_tensor, equal_nests, map_tensors, spec_of, tensors_of
+from gradlab.training.auto_size import AutoSize, check_trainer, checked_size
 from gradlab.training.checkpoint import Checkpoints
 from gradlab.training.clipping import clip_adaptively
 from gradlab.training.dataset_windows import DatasetWindows
+from gradlab.training.given import is_given, specs_of_microbatch, uncut, with_weights
 from gradlab.training.input_checks import check_lengths, check_model, one_sentence_errors
 from gradlab.training.objective import Objective
-from gradlab.training.replicas import rows_of_replica
+from gradlab.training.replicas import is_chief, rows_of_replica
 from gradlab.training.step import Step
 from gradlab.training.update import Outcome, WindowUpdate
 
@@ -35,7 +36,8 @@ class Trainer:
         optimizer: a Keras optimizer, created there too.
         loss: as for `keras.Model.compile`.
         microbatch_size: the number of examples of a micro-batch; the last one of a window may be smaller. "auto": it is
-            chosen for the first update, as in `gradlab.microbatched`; with several workers, give a number.
+            chosen for the first update, as in `gradlab.microbatched`; with several workers, give a number. "given": the
+            windows are cut already, as those of `gradlab.token_batches`; replicas divide the micro-batches.
         strategy: a strategy of tf.distribute that keeps the variables equal on all replicas. None: one device.
         loss_weights: as for `keras.Model.compile`.
         accumulation: a function (updates made) -> the number of micro-batches per replica for the next window. `fit`
@@ -81,7 +83,7 @@ class Trainer:
         jit_compile: bool = False,
         memory: float | None = None,
     ):
-        check_size(microbatch_size, memory)
+        microbatch_size = checked_size(microbatch_size, memory)
         if in_flight != "auto":
             _checks.positive_integer("in_flight", in_flight, otherwise='"auto" or ')
         if adaptive_clipping is not None:
@@ -93,9 +95,8 @@ class Trainer:
             if not self.optimizer.built:
                 self.optimizer.build(model.trainable_variables)
         self._auto, self._chosen = AutoSize(memory) if microbatch_size == "auto" else None, ""
-        if self._auto is not None:
-            check_auto(self.strategy, accumulation)
-        self._size: Any = int(microbatch_size) if self._auto is None else self._auto.variable
+        check_trainer(microbatch_size, self.strategy, accumulation)
+        self._size: Any = microbatch_size if self._auto is None else self._auto.variable
         self._accumulation, self._weight_fn = accumulation, weight_fn
 
         objective = Objective(loss, loss_weights, getattr(model, "output_names", None), by_weight=weight_fn is not None)
@@ -131,7 +132,9 @@ class Trainer:
 
     @property
     def microbatch_size(self) -> int | None:
-        """The number of examples of a micro-batch; None before it is chosen, in the first update."""
+        """The number of examples of a micro-batch; None before it is chosen, in the first update, or if it is given."""
+        if is_given(self._size):
+            return None
         return self._size if self._auto is None else self._auto.chosen
 
     def step(self, x: Any, y: Any, sample_weight: Any = None) -> Step:
@@ -189,10 +192,10 @@ class Trainer:
         checkpoints, position = None, (0, 0, 0)
         if checkpoint_dir is not None:
             variables = [*self.model.variables, *self.optimizer.variables]
-            checkpoints = Checkpoints(checkpoint_dir, variables, self._is_chief)
+            checkpoints = Checkpoints(checkpoint_dir, variables, is_chief(self.strategy))
             position = checkpoints.restore()
         done, epoch, examples = position
-        bar = keras.utils.Progbar(updates, unit_name="update") if verbose and self._is_chief else None
+        bar = keras.utils.Progbar(updates, unit_name="update") if verbose and is_chief(self.strategy) else None
         steps = []
         windows = DatasetWindows(dataset, self._window_size, epoch, examples)
         is_chosen = self.in_flight is not None
@@ -219,17 +222,9 @@ class Trainer:
         _checks.positive_integer("accumulation(update)", microbatches)
         return microbatches * self._size * self.strategy.num_replicas_in_sync
 
-    @property
-    def _is_chief(self) -> bool:
-        cluster = self.strategy.cluster_resolver
-        if cluster is None or not cluster.task_type:
-            return True
-        has_chief = "chief" in cluster.cluster_spec().jobs
-        return cluster.task_type == "chief" or (not has_chief and cluster.task_id == 0)
-
     def _step(self, window: tuple, replicas: int) -> Step:
         """Makes one update. The window is divided among a number of replicas: those of this worker, or all of them."""
-        window = map_tensors(tf.convert_to_tensor, window)
+        window = map_tensors(as_tensor, window)
         check_lengths(window)
         with one_sentence_errors():
             outcome = self._outcome(window, replicas)
@@ -261,7 +256,7 @@ class Trainer:
 
     def _function(self, window: tuple) -> Callable:
         """The compiled update for windows like this one, of any number of examples. Usually there is only one."""
-        specs = [tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype) for tensor in tensors_of(window)]
+        specs = [spec_of(tensor) for tensor in tensors_of(window)]
         structure = tf.nest.map_structure(lambda tensor: tensor is None, window)
         if self._compiled is None or not equal_nests(structure, self._structure) or not self._fits(specs):
             if self._compiled is not None and equal_nests(structure, self._structure):
@@ -277,7 +272,8 @@ class Trainer:
                 return self.strategy.run(self._on_replica, args=(packed(tensors), replicas))
 
             if self.strategy.num_replicas_in_sync == 1:
-                weighted = tf.function(self._weighted, autograph=False).get_concrete_function(*packed(specs))
+                of_microbatch = specs_of_microbatch(packed(specs), self._size)
+                weighted = tf.function(self._weighted, autograph=False).get_concrete_function(*of_microbatch)
                 self._update.prepare(weighted.structured_outputs)
             signature = [specs, tf.TensorSpec([], tf.int32)]
             compiled = tf.function(run, input_signature=signature, autograph=False)
@@ -290,7 +286,9 @@ class Trainer:
     def _on_replica(self, window: tuple, replicas: tf.Tensor) -> Outcome:
         if self.strategy.num_replicas_in_sync > 1:
             window = rows_of_replica(window, replicas)
-        return self._update(*self._weighted(*window))
+        window, cut = uncut(window, self._size)
+        x, y, sample_weight = self._weighted(*window)
+        return self._update(x, y, sample_weight, with_weights(cut, x, y, sample_weight))
 
     def _weighted(self, x: Any, y: Any, sample_weight: Any) -> tuple:
         """The window, with the weights of `weight_fn`."""

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from gradlab._batches import map_tensors, tensors_of
+from gradlab._batches import Cut, map_tensors, tensors_of
 from gradlab.averaging import accumulation_dtype, divide, mean_norms, squared_norm
 from gradlab.training import batch_norm
 from gradlab.training.in_flight import AS_ASKED, InFlight
@@ -65,7 +65,7 @@ class WindowUpdate:
         model: the Keras model.
         optimizer: a Keras optimizer. With several replicas it is changed for good: it no longer sums gradients itself.
         objective: the loss.
-        microbatch_size: the examples of a micro-batch: an integer, or a variable with one.
+        microbatch_size: the examples of a micro-batch: an integer, a variable with one, or "given".
         in_flight: as in `gradlab.window.Loop`, or "auto": then `prepare` chooses it.
         accumulator_dtype, skip_nonfinite: as in `gradlab.window.Loop`.
         clip: a function (mean gradients, variables, scale=loss scale) -> gradients, or None.
@@ -83,7 +83,7 @@ class WindowUpdate:
         model: keras.Model,
         optimizer: Any,
         objective: Objective,
-        microbatch_size: int | tf.Variable,
+        microbatch_size: int | str | tf.Variable,
         *,
         in_flight: int | str = 1,
         accumulator_dtype: Any = None,
@@ -150,14 +150,15 @@ class WindowUpdate:
         self.prepare(())
         return True
 
-    def __call__(self, x: Any, y: Any, sample_weight: Any = None) -> Outcome:
+    def __call__(self, x: Any, y: Any, sample_weight: Any = None, cut: Cut | None = None) -> Outcome:
         """Processes the window and updates the model.
 
         Args:
             x, y, sample_weight: this replica's part of the effective batch, any nests; it may have no examples.
+            cut: where it is cut, if microbatch_size is "given".
         """
         variables = self.model.trainable_variables
-        passed, scale = self._run((x, y, sample_weight), variables)
+        passed, scale = self._run((x, y, sample_weight), variables, cut)
         self._warn(passed.plan)
         return self._finish(passed, variables, scale)
 
@@ -172,13 +173,14 @@ class WindowUpdate:
         variables = [*self.model.variables, *self.optimizer.variables]
         return sum(tf.TensorShape(v.shape).num_elements() * tf.as_dtype(v.dtype).size for v in variables)
 
-    def _run(self, batch: tuple, variables: list) -> tuple[Passed, tf.Tensor]:
+    def _run(self, batch: tuple, variables: list, cut: Cut | None = None) -> tuple[Passed, tf.Tensor]:
         """The pass over a window, and the factor of its losses."""
         self.prepare(batch)
         scale = self.optimizer.scale_loss(tf.ones([], self._dtype))
         passed = self._pass(
             batch,
             [variable.value for variable in variables],
+            cut,
             scale=scale,
             record=(lambda loss, gradients: squared_norm(gradients, self._dtype)) if self._norms else None,
             accumulators=self._accumulators,

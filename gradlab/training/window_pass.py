@@ -7,13 +7,15 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from gradlab._batches import equal_nests, examples_of, map_tensors, spec_of
+from gradlab._batches import Cut, equal_nests, examples_of, map_tensors, spec_of, steps_of
 from gradlab.training import _keras_internals as internals
 from gradlab.training.additivity import Additivity, Halves, factors
 from gradlab.training.in_flight import AS_ASKED, InFlight, choose
 from gradlab.training.input_checks import check_stateless, checked_batch
-from gradlab.training.objective import Objective, Term, common_divisor, total_loss
+from gradlab.training.objective import Objective, total_loss
+from gradlab.training.padded_metrics import means_over_tokens
 from gradlab.training.plan import Plan, make_plan
+from gradlab.training.replicas import sum_over_replicas
 from gradlab.training.tracing import Traced, trace_forward
 from gradlab.training.whole_batch import Collected, Whole, losses_and_slopes
 from gradlab.window import Loop, Microbatch, Sums, accumulate
@@ -54,7 +56,7 @@ class WindowPass:
     Args:
         model: the Keras model.
         objective: the loss.
-        microbatch_size: the examples of a micro-batch: an integer, or a variable with one.
+        microbatch_size: the examples of a micro-batch: an integer, a variable with one, or "given".
         in_flight: the number of micro-batches to compute at once, or "auto".
         loop: the other settings of the loop.
         training: whether to train the model or to evaluate it.
@@ -69,7 +71,7 @@ class WindowPass:
         self,
         model: keras.Model,
         objective: Objective,
-        microbatch_size: int | tf.Variable,
+        microbatch_size: int | str | tf.Variable,
         in_flight: int | str,
         loop: Loop,
         *,
@@ -126,6 +128,7 @@ class WindowPass:
         self,
         batch: tuple,
         variables: list,
+        cut: Cut | None = None,
         *,
         scale: tf.Tensor | float = 1.0,
         record: Callable | None = None,
@@ -136,33 +139,34 @@ class WindowPass:
         Args:
             batch: (x, y, sample_weight), this replica's part of the window, which may have no examples.
             variables: the variables to differentiate with respect to.
+            cut: where the window is cut, if microbatch_size is "given".
             scale: the factor of the loss while it is differentiated.
             record, accumulators: as for `gradlab.window.accumulate`.
         """
         check_stateless(self._model)
         self.build()
         in_flight = self.choose(batch, 0)  # an update has chosen before; an evaluation has no accumulators
-        dtype = self._loop.weight_dtype
+        dtype, size = self._loop.weight_dtype, self._microbatch_size if cut is None else cut
         plan = make_plan(
             self._model,
             self._trace(map_tensors(spec_of, batch)),
             batch,
-            self._microbatch_size,
+            size,
             training=self._training,
             skip_nonfinite=self._loop.skip_nonfinite,
         )
         first, examples = plan.state.begin(), examples_of(batch[0])
-        kinds = self._kinds(plan, first, batch)
+        kinds = self._kinds(plan, first, batch, size if cut is None else tf.reduce_min(cut.sizes))
         if kinds is not None:
             with tf.control_dependencies([kinds]):  # a loss that is refused must not leave an update behind
                 batch = map_tensors(tf.identity, batch)
-        unit, is_mean = self._unit(plan, tf.cast(examples, dtype))
+        unit, is_mean = self._unit(plan, tf.cast(examples, dtype), size)
         scale, slopes = tf.cast(scale, dtype), None
         whole_losses: list = []
         batch = checked_batch(batch, plan.labels)
         collected = Collected(list(plan.whole.values()))
         if self._training and plan.whole:
-            wholes = self._first_pass(plan, collected, batch, in_flight.count)
+            wholes = self._first_pass(plan, collected, batch, size, in_flight.count)
             whole_losses, slopes = losses_and_slopes(wholes, scale, examples)
             collected = Collected([])
         forward = self._forward(plan, scale, unit, examples, kinds, whole_losses)
@@ -172,13 +176,13 @@ class WindowPass:
             after = (*result.state, collected.add(state[-1], number, seen))
             return Microbatch(result.loss, result.weight, after, result.share, result.examples)
 
-        steps = -(-examples // self._microbatch_size)
+        steps = steps_of(examples, size)
         no_terms = [(tf.zeros([], dtype), tf.zeros([], dtype)) for _ in plan.kinds]
         sums = accumulate(
             collect,
             variables,
             (*batch, slopes),
-            self._microbatch_size,
+            size,
             (first, plan.state.averages.zeros(dtype), no_terms, plan.metrics.no_logs(), collected.begin(steps)),
             record=record,
             accumulators=accumulators,
@@ -192,7 +196,7 @@ class WindowPass:
             term_sums[i] = tf.cast(loss, dtype) / replicas, tf.ones([], dtype)
         return Passed(plan, sums, values, statistics, term_sums, logs, unit, is_mean)
 
-    def _unit(self, plan: Plan, examples: tf.Tensor) -> tuple:
+    def _unit(self, plan: Plan, examples: tf.Tensor, size: Any) -> tuple:
         """The number by which weights are divided while gradients are summed, and whether that makes sums means.
 
         If the window's weight is known beforehand, gradients are summed as shares of the mean. Nothing is left to
@@ -204,9 +208,12 @@ class WindowPass:
         replicas = tf.distribute.get_replica_context().num_replicas_in_sync
         if plan.kinds[0] == "examples" and replicas == 1 and not self._loop.skip_nonfinite:
             return examples, True
-        return tf.cast(self._microbatch_size, self._loop.weight_dtype), False
+        if isinstance(size, Cut):
+            examples, steps = sum_over_replicas((examples, tf.cast(steps_of(None, size), examples.dtype)))
+            size = tf.maximum(tf.ones_like(examples), examples / tf.maximum(tf.ones_like(steps), steps))
+        return tf.cast(size, self._loop.weight_dtype), False
 
-    def _first_pass(self, plan: Plan, collected: Collected, batch: tuple, in_flight: int) -> list[Whole]:
+    def _first_pass(self, plan: Plan, collected: Collected, batch: tuple, size: Any, in_flight: int) -> list[Whole]:
         """What losses over the whole batch see of it."""
 
         @self._compiled
@@ -220,8 +227,7 @@ class WindowPass:
             values, seen = forward(microbatch, state[0])
             return Microbatch(tf.zeros([]), tf.ones([]), (values, collected.add(state[1], number, seen)))
 
-        size = self._microbatch_size
-        begin = plan.state.begin(), collected.begin(-(-examples_of(batch[0]) // size))
+        begin = plan.state.begin(), collected.begin(steps_of(examples_of(batch[0]), size))
         return collected.end(accumulate(collect, [], batch, size, begin, loop=Loop(in_flight)).state[1])
 
     def _forward(
@@ -242,13 +248,14 @@ class WindowPass:
                 as_means = factors(kinds, examples, plan.examples, dtype) if plan.numbers or plan.adding else None
                 terms = self._objective(microbatch, y_pred, scope.losses, examples, as_means, slopes)
                 if self._with_metrics:
-                    self._model.compute_metrics(*microbatch[:2], y_pred, microbatch[2])
+                    with means_over_tokens(self._model, plan.is_padded):
+                        self._model.compute_metrics(*microbatch[:2], y_pred, microbatch[2])
                     plan.metrics.weigh(scope, before, share, share if as_means is None else as_means[0] * share)
                 if plan.metrics.logs:
                     with internals.frozen_metrics(self._model):  # its logs, now that the increments are weighed
                         found = self._model.compute_metrics(*microbatch[:2], y_pred, microbatch[2])
                     logs = plan.metrics.add_logs(logs, found, share)
-            divisors, weight = plan.window_divisors(terms, examples), _weight(plan, terms, tf.cast(examples, dtype))
+            divisors, weight = plan.window_divisors(terms, examples), plan.weight(terms, tf.cast(examples, dtype))
             loss = tf.cast(total_loss(terms, divisors), dtype) * scale
             sums = [
                 (total + tf.cast(term.total, dtype), divisor + tf.cast(term.divisor, dtype))
@@ -267,7 +274,7 @@ class WindowPass:
     def _compiled(self, function: Callable) -> Callable:
         return tf.function(function, jit_compile=True, autograph=False) if self._jit else function
 
-    def _kinds(self, plan: Plan, values: list, batch: tuple) -> tf.Tensor | None:
+    def _kinds(self, plan: Plan, values: list, batch: tuple, size: Any) -> tf.Tensor | None:
         """Whether losses that are one number for a batch are means or sums; None if there is nothing to find out."""
         self._names, self._sums = plan.numbers + plan.adding + plan.unknown, len(plan.unknown)
         if not self._names:
@@ -277,7 +284,7 @@ class WindowPass:
 
         scope = lambda shift: plan.state.scope(plan.state.shifted(values, shift))  # noqa: E731
         losses = Halves(self._model, self._objective, scope, training, plan.adds, self._loop.weight_dtype)
-        return self._additivity.kinds(self._names, len(plan.numbers), self._sums, losses, batch, self._microbatch_size)
+        return self._additivity.kinds(self._names, len(plan.numbers), self._sums, losses, batch, size)
 
     def _adds_as_much(self, plan: Plan, values: list, batch: tuple) -> bool:
         """Whether the layers add as many losses without training, when dropout and the like draw nothing."""
@@ -291,10 +298,3 @@ class WindowPass:
 
         evaluate.get_concrete_function(map_tensors(spec_of, batch[0]))
         return len(added) == len(plan.adding)
-
-
-def _weight(plan: Plan, terms: list[Term], examples: tf.Tensor) -> tf.Tensor:
-    """The weight of a micro-batch's loss: 1 if losses are sums or shares, else the number it was divided by."""
-    if plan.is_sum:
-        return tf.ones_like(examples)
-    return examples if plan.kinds[0] == "examples" else tf.cast(common_divisor(terms), examples.dtype)

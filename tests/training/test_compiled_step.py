@@ -92,13 +92,13 @@ def test_an_iterator_that_is_done_is_not_kept():
 def test_the_types_of_data_leave_the_data_whole():
     batches = tf.data.Dataset.from_tensor_slices((X, Y)).batch(5)
     iterator = iter(batches)
-    specs, data = types_of(iterator)
+    specs, data = types_of(iterator, 4)
     assert data is iterator and specs == (*batches.element_spec, None)
-    specs, data = types_of(iter([(X[:3], Y[:3]), (X[3:], Y[3:])]))
+    specs, data = types_of(iter([(X[:3], Y[:3]), (X[3:], Y[3:])]), 4)
     assert specs == (tf.TensorSpec([3, 4]), tf.TensorSpec([3, 1]), None)
     assert [len(x) for x, _ in data] == [3, 11]
     unknown = tf.data.Dataset.from_generator(lambda: [1.0], output_types=tf.float32)
-    assert types_of(iter(unknown))[0] is None
+    assert types_of(iter(unknown), 4)[0] is None
 
 
 def test_prediction_and_several_devices_keep_keras_function(two_devices):

@@ -1,0 +1,129 @@
+"""The loss of one output over one micro-batch, split into a sum and a divisor."""
+
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from gradlab.training import _keras_internals as internals
+from gradlab.training.whole_batch import Whole
+
+
+class Term(NamedTuple):
+    """The loss of one output over one micro-batch.
+
+    Attributes:
+        total: the weighted sum of the losses of its examples, or of their elements: a scalar.
+        divisor: the number by which Keras divides that sum for a batch like this one; 1 for the reduction "sum".
+        kind: "examples" if the divisor is proportional to the number of examples, "own" if it depends on a mask or on
+            sample weights, "sum" if there is none.
+        loss_weight: the factor of the term in the total loss.
+        labels: None, or if labels are class numbers: (labels, number of classes, one more label that is allowed).
+        name: the name of the loss.
+        is_known: whether each example surely has a loss of its own, whatever the other examples of the batch.
+        whole: what a loss over the whole batch sees of this micro-batch; None for other losses. Its total is then 0, or
+            a number that has the loss' gradient.
+        counts_padding: whether it depends on the length to which the examples of a micro-batch are padded.
+    """
+
+    total: tf.Tensor
+    divisor: tf.Tensor
+    kind: str
+    loss_weight: Any = 1.0
+    labels: tuple | None = None
+    name: str = ""
+    is_known: bool = True
+    whole: Whole | None = None
+    counts_padding: bool = False
+
+
+def check_reduction(loss: keras.losses.Loss) -> None:
+    if loss.reduction in (None, "none"):
+        raise ValueError(
+            f"{loss.name} must have a reduction for gradlab to know the large batch's loss: sum_over_batch_size, "
+            f"mean, mean_with_sample_weight or sum. Received: {loss.reduction!r}"
+        )
+
+
+class SumAndDivisor(keras.losses.Loss):
+    """A Keras loss that appends its `Term` to a list."""
+
+    def __init__(self, loss: keras.losses.Loss, loss_weight: Any, terms: list[Term], by_weight: bool):
+        check_reduction(loss)
+        super().__init__(name=loss.name.strip("<>"), reduction="sum", dtype=loss.dtype)  # "<lambda>" is no scope's name
+        self._loss, self._loss_weight, self._terms = loss, loss_weight, terms
+        self._divides_by_weight = by_weight
+        self._divide_by = "mean_with_sample_weight" if by_weight else loss.reduction
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> tf.Tensor:
+        if type(self._loss).__call__ is not keras.losses.Loss.__call__:
+            return self._one_number(y_true, y_pred, sample_weight)
+        total = super().__call__(y_true, y_pred, sample_weight)  # the reduction "sum" leaves it undivided
+        if self._values.shape.rank == 0:
+            return self._one_number(y_true, y_pred, sample_weight)
+        mask = _both(internals.mask_of(y_pred), internals.mask_of(self._values))
+        divisor, kind = self._divisor(mask, sample_weight, total.dtype)
+        labels, is_known = self._labels(y_true, y_pred), internals.is_by_example(self._loss)
+        padded = bool(lengths_of(y_pred)) and not self._leaves_out_padding(y_pred, mask, sample_weight)
+        self._terms.append(
+            Term(total, divisor, kind, self._loss_weight, labels, self.name, is_known, counts_padding=padded)
+        )
+        return total
+
+    def call(self, y_true: Any, y_pred: Any) -> tf.Tensor:
+        values = self._loss.call(y_true, y_pred)
+        self._values = values if tf.is_tensor(values) else tf.convert_to_tensor(values)  # a function may return 0
+        return self._values
+
+    def _one_number(self, y_true, y_pred, sample_weight) -> tf.Tensor:
+        """The loss as Keras computes it, for a batch as a whole."""
+        if self._divides_by_weight:
+            raise ValueError(
+                f"{self.name} must give a loss for each example if weight_fn weighs them. "
+                "Received: one number for the whole batch"
+            )
+        number = tf.reduce_sum(internals.unscaled(self._loss(y_true, y_pred, sample_weight)))
+        self._terms.append(Term(number, None, "number", self._loss_weight, name=self.name))
+        return number
+
+    def _divisor(self, mask, sample_weight, dtype) -> tuple[tf.Tensor, str]:
+        if self._divide_by == "sum":
+            return tf.ones([], dtype), "sum"
+        elements = tf.cast(tf.size(self._values), dtype)
+        if self._divide_by == "mean_with_sample_weight" and (mask is not None or sample_weight is not None):
+            weights = tf.cast(mask if sample_weight is None else sample_weight, dtype)
+            if mask is not None and sample_weight is not None:
+                mask, weights = internals.same_rank(tf.cast(mask, dtype), weights)
+                weights = mask * weights
+            return tf.reduce_sum(weights), "own"
+        if mask is not None:
+            mask = tf.cast(mask, dtype)
+            return elements * tf.reduce_mean(mask), "own"
+        return elements, "examples"
+
+    def _leaves_out_padding(self, y_pred, mask, sample_weight) -> bool:
+        """Whether the loss has a value for each position, and a mask or weights of its own for them."""
+        if self._values.shape.rank is None or self._values.shape.rank <= lengths_of(y_pred)[-1]:
+            return False
+        weighted = sample_weight is not None and len(sample_weight.shape) >= self._values.shape.rank
+        return mask is not None or (weighted and self._divide_by in ("sum", "mean_with_sample_weight"))
+
+    def _labels(self, y_true, y_pred) -> tuple | None:
+        function, arguments = internals.function_of_loss(self._loss)
+        if function is not keras.losses.sparse_categorical_crossentropy:
+            return None
+        return y_true, y_pred.shape[arguments.get("axis", -1)], getattr(self._loss, "ignore_class", None)
+
+
+def lengths_of(tensor: Any) -> list[int]:
+    """The axes of a tensor, other than the first one, along which its size is not known."""
+    if tensor.shape.rank is None:
+        return [1]
+    return [axis for axis, size in enumerate(tensor.shape) if axis and size is None]
+
+
+def _both(one, other):
+    """Where both masks let an element through; None is no mask."""
+    if one is None or other is None:
+        return other if one is None else one
+    return tf.cast(one, tf.bool) & tf.cast(other, tf.bool)

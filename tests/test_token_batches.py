@@ -1,0 +1,123 @@
+"""token_batches: what stands in the windows, against texts that plain Python sorts and cuts."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gradlab
+from gradlab import token_batches
+
+TEXTS = tf.data.Dataset.from_tensor_slices((tf.ragged.constant([[1, 2, 3], [4], [5, 6]]), [0, 1, 2]))
+
+
+def dataset_of(lengths):
+    """Texts of these lengths, whose tokens say which text they are from, with their numbers as targets."""
+    texts = tf.RaggedTensor.from_row_lengths(np.repeat(np.arange(len(lengths)) + 1, lengths), lengths)
+    return tf.data.Dataset.from_tensor_slices((texts, tf.range(1, len(lengths) + 1)))
+
+
+def cut_in_python(lengths, tokens, buckets):
+    """The micro-batches of a window: lists of (text, padded length)."""
+    left = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    found = []
+    while left:
+        width = next(bucket for bucket in buckets if bucket >= lengths[left[0]])
+        found.append([(i + 1, width) for i in left[: tokens // width]])
+        left = left[tokens // width :]
+    return found
+
+
+@settings(deadline=None, max_examples=15)
+@given(
+    st.lists(st.integers(0, 20), min_size=1, max_size=30),
+    st.integers(20, 60),
+    st.integers(1, 12),
+    st.sampled_from([(4, 8, 20), (20,), tuple(range(1, 21))]),
+)
+def test_windows_hold_the_texts_in_order_of_length(lengths, tokens, sort_within, buckets):
+    found = []
+    for x, y in token_batches(dataset_of(lengths), tokens, sort_within, buckets=buckets):
+        assert all(microbatch.shape[0] * microbatch.bounding_shape()[1] <= tokens for microbatch in x)
+        found.append([list(zip(rows.numpy(), texts.row_lengths().numpy())) for rows, texts in zip(y, x)])
+        for texts, rows in zip(x, y):
+            for text, row in zip(texts.numpy(), rows.numpy()):
+                length = lengths[row - 1]
+                assert list(text[:length]) == [row] * length and not np.any(text[length:])
+    offsets = range(0, len(lengths), sort_within)
+    expected = [cut_in_python(lengths[i : i + sort_within], tokens, buckets) for i in offsets]
+    assert found == [
+        [[(i + row, width) for row, width in part] for part in window] for i, window in zip(offsets, expected)
+    ]
+
+
+def test_the_default_buckets_are_few_and_pad_by_an_eighth_at_most():
+    lengths = np.arange(1, 513)
+    widths = np.concatenate([x.row_lengths(axis=2).flat_values for x, _ in token_batches(dataset_of(lengths), 512, 1)])
+    assert np.all(widths >= lengths) and np.all(widths - lengths < np.maximum(8, lengths / 8))
+    assert sorted(set(widths)) == [*range(8, 129, 8), *range(144, 257, 16), *range(288, 513, 32)]
+    assert {int(x.bounding_shape()[2]) for x, _ in token_batches(dataset_of([30]), 30)} == {30}  # no more than tokens
+
+
+def test_nests_sequences_of_their_own_lengths_and_paddings():
+    def text(source, target):
+        x = {"source": tf.fill([source, 2], 7.0), "about": tf.stack([source, target])}
+        return x, tf.ones([target], tf.int64), tf.cast(target, tf.float32)
+
+    dataset = tf.data.Dataset.from_tensor_slices(([3, 1, 2], [1, 6, 2])).map(text)
+    padding = {"source": -1.0, "about": 0}, -100, 0.0
+    (x, y, weights) = next(iter(token_batches(dataset, 8, buckets=[1, 2, 4, 8], padding=padding)))
+    assert x["about"].to_list() == [[[1, 6]], [[3, 1], [2, 2]]] and weights.to_list() == [[6.0], [1.0, 2.0]]
+    assert x["source"].to_list() == [
+        [[[7.0, 7.0]]],
+        [[[7.0, 7.0]] * 3 + [[-1.0, -1.0]], [[7.0, 7.0]] * 2 + [[-1.0, -1.0]] * 2],
+    ]
+    assert y.to_list() == [[[1] * 6 + [-100] * 2], [[1, -100], [1, 1]]]
+    assert x["source"].dtype == tf.float32 and y.dtype == tf.int64
+
+
+def test_a_dataset_of_texts_alone():
+    only = tf.data.Dataset.from_tensor_slices(tf.ragged.constant([[1, 2], [3]]))
+    assert [x.to_list() for x in token_batches(only, 2, buckets=[1, 2])] == [[[[1, 2]], [[3]]]]
+
+
+REFUSED = {
+    "tokens": (lambda: token_batches(TEXTS, 0), "tokens must be a positive integer. Received: 0"),
+    "sort_within": (lambda: token_batches(TEXTS, 8, 2.5), "sort_within must be a positive integer. Received: 2.5"),
+    "no dataset": (
+        lambda: token_batches([[1]], 8), r"dataset must be a tf.data.Dataset of single texts. Received: \[\[1\]\]"
+    ),
+    "padded texts": (
+        lambda: token_batches(tf.data.Dataset.from_tensor_slices(np.ones([2, 3])), 8),
+        r"dataset must hold sequences of any length, of a shape that begins with None; .* takes the padding from texts "
+        r"that have some. Received: TensorSpec\(shape=\(3,\).*",
+    ),
+    "buckets that fall": (
+        lambda: token_batches(TEXTS, 8, buckets=[4, 2]),
+        r"buckets must rise, and end with 8 tokens at most, .* may have no more. Received: \[4, 2\]",
+    ),
+    "no buckets": (lambda: token_batches(TEXTS, 8, buckets=[]), r"buckets must rise, .* Received: \[\]"),
+    "buckets above tokens": (lambda: token_batches(TEXTS, 8, buckets=[9]), r"buckets must rise, .* Received: \[9\]"),
+    "a bucket that is no number": (
+        lambda: token_batches(TEXTS, 8, buckets=["a"]),
+        "buckets must be a sequence, each of them a positive integer. Received: 'a'",
+    ),
+    "paddings": (
+        lambda: token_batches(TEXTS, 8, padding=(0, 0, 0)),
+        r"padding must be a number, or one for each of the 2 parts of a text. Received: \(0, 0, 0\)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals(case):
+    call, sentence = REFUSED[case]
+    with pytest.raises(ValueError, match=f"^{sentence}$"):
+        call()
+
+
+@pytest.mark.parametrize(("tokens", "buckets", "most"), [(2, None, 2), (8, [1, 2], 2)])
+def test_a_text_that_is_too_long(tokens, buckets, most):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"A text must have at most {most} tokens. Received:"):
+        list(gradlab.token_batches(TEXTS, tokens, buckets=buckets))
