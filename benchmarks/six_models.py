@@ -1,0 +1,128 @@
+"""The table of six models in 1 GiB: what their batches take as plain Keras, and with gradlab.
+
+The figures are peaks of whole processes, TensorFlow, data and weights included. To measure one of them and print its
+figures as JSON:
+
+    python -m benchmarks.six_models CLIP gradlab
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from benchmarks.memory import GLIBC
+from benchmarks.speed import digits
+from gradlab.measure.memory import MEBIBYTE, PeakMemory
+
+LIMIT = 1024  # MiB
+WAYS = ("Keras", "gradlab")
+SECONDS = 2.0  # the least time of a timing
+
+
+class Model(NamedTuple):
+    """A model of the table.
+
+    Attributes:
+        side: the side of its images, or the length of its longest text.
+        batch, microbatch: the examples of an update and of a micro-batch.
+        lines: how many lines gradlab changes.
+        before: what the first edition of gradlab did with it.
+        guide: where it is explained.
+    """
+
+    side: int
+    batch: int
+    microbatch: int
+    lines: int
+    before: str
+    guide: str
+
+
+MODELS = {
+    "VGG-16 triplets": Model(64, 128, 4, 2, "refused", "whole_batch.md#triplets-with-mining"),
+    "CLIP": Model(64, 256, 16, 2, "refused", "whole_batch.md#two-towers-as-in-clip"),
+    "VAE": Model(64, 256, 16, 3, "refused", "own_train_step.md"),
+    "GAN": Model(64, 128, 8, 3, "refused", "own_train_step.md#two-optimizers-and-random-input-a-gan"),
+    "text transformer": Model(512, 256, 4, 2, "with much padding", "tokens.md#less-padding"),
+    "U-Net": Model(128, 32, 1, 1, "yes", "small_memory.md#images-with-many-activations-a-u-net"),
+}
+
+
+def measure(repeats: int = 3, say: Callable[..., None] = print) -> list[dict]:
+    """Measures all models, as plain Keras and with gradlab.
+
+    Args:
+        repeats: the number of processes for each figure, of which the median counts.
+        say: called with each line of progress, as `print` would be.
+
+    Returns:
+        A row for each model: {"model", and for each way {"mebibytes": of the process, "milliseconds": per update}}.
+    """
+    rows = []
+    for name in MODELS:
+        row: dict = {"model": name}
+        for way in WAYS:
+            runs = [_run(name, way) for _ in range(repeats)]
+            row[way] = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+            say(f"{name}, {way}: {row[way]}", flush=True)
+        rows.append(row)
+    return rows
+
+
+def _run(name: str, way: str) -> dict:
+    command = [sys.executable, "-m", "benchmarks.six_models", name, way]
+    done = subprocess.run(command, env={**os.environ, **GLIBC}, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def as_table(rows: list[dict]) -> str:
+    """Writes the rows as a Markdown table."""
+    lines = [
+        "| model | batch | Keras: MiB, ms | gradlab: MiB, ms | lines changed | first edition |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        model = MODELS[row["model"]]
+        cells = [f"{row[way]['mebibytes']:.0f}, {digits(row[way]['milliseconds'])}" for way in WAYS]
+        link = f"[{row['model']}](../docs/guides/{model.guide})"
+        words = f"| {link} | {model.batch} | {' | '.join(cells)} "
+        lines.append(f"{words}| {model.lines} | {model.before} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measures one model in this process and prints its figures as the last line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", choices=MODELS)
+    parser.add_argument("way", choices=WAYS)
+    asked = parser.parse_args()
+    import gradlab
+
+    gradlab.setup(seed=0)
+    from benchmarks.six_programs import PROGRAMS
+
+    side, batch, microbatch, *_ = MODELS[asked.model]
+    size = microbatch if asked.way == "gradlab" else None
+    build, data = PROGRAMS[asked.model]
+    peak = PeakMemory()
+    model, examples = build(side, size), data(side, batch, size)
+    model.fit(**examples, epochs=3, verbose=0)
+    memory = peak.bytes()
+    times: list[float] = []
+    while sum(times) < SECONDS or len(times) < 3:
+        began = time.perf_counter()
+        model.fit(**examples, verbose=0)
+        times.append(time.perf_counter() - began)
+    print(json.dumps({"mebibytes": memory / MEBIBYTE, "milliseconds": 1000 * statistics.median(times)}))
+
+
+if __name__ == "__main__":
+    main()
