@@ -12,7 +12,7 @@ import argparse
 import json
 from collections.abc import Callable, Iterator, Sequence
 
-from benchmarks import first_update, growth, memory, report, speed, training, whole_batch
+from benchmarks import first_update, growth, memory, report, six_models, speed, tokens, training, whole_batch
 from benchmarks.worker import ONE_PER_FRAMEWORK
 
 QUICK_SHAPES = ((1, 4), (2, 2))
@@ -40,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "curve": lambda: [("curve", memory.curve(asked.processes))],
         "first": lambda: [("first", first_update.measure(asked.processes))],
         "whole": lambda: [("whole", whole_batch.measure(asked.processes))],
+        "tokens": lambda: [("tokens", tokens.measure(asked.processes))],
+        "six": lambda: [("six", six_models.measure(asked.processes))],
         "growth": lambda: [("growth", growth.measure(asked.processes))],
         "training": lambda: [("training", training.measure(asked.repeats))],
     }
@@ -58,7 +60,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    tables, networks = ["speed", "memory", "curve", "first", "whole", "growth", "training"], list(speed.SHAPES)
+    tables = ["speed", "memory", "curve", "first", "whole", "tokens", "six", "growth", "training"]
+    networks = list(speed.SHAPES)
     parser.add_argument("--tables", nargs="+", choices=tables, default=tables, help="the tables to measure")
     parser.add_argument(
         "--networks", nargs="+", choices=networks, default=networks, help="the networks of the speed table"

@@ -4,12 +4,13 @@ import json
 import pathlib
 import re
 
-from benchmarks import first_update, growth, memory, speed, training, whole_batch
+from benchmarks import first_update, growth, memory, six_models, speed, tokens, training, whole_batch
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 JSON = ROOT / "data" / "results" / "bench.json"
 FIGURE = ROOT / "data" / "results" / "bench.png"
 RESULTS = ROOT / "benchmarks" / "RESULTS.md"
+SIX_MODELS = ROOT / "docs" / "guides" / "one_gibibyte.md"
 MARKERS = "<!-- bench -->", "<!-- /bench -->"
 # The ways in the figure, which would be hard to read with all of them.
 DRAWN = (
@@ -50,6 +51,8 @@ def write(found: dict) -> None:
         drawn = [cell for cell in found["speed"]["cells"] if cell["way"] in DRAWN]
         FIGURE.write_bytes(style.to_png(plots.speed(drawn), compression=9))
     RESULTS.write_text(between_markers(RESULTS.read_text(), as_markdown(found)))
+    if "six" in found:
+        SIX_MODELS.write_text(between_markers(SIX_MODELS.read_text(), six_models.as_table(found["six"])))
 
 
 def between_markers(text: str, tables: str) -> str:
@@ -71,7 +74,7 @@ def between_markers(text: str, tables: str) -> str:
     """
     first, last = MARKERS
     if first not in text or last not in text:
-        raise ValueError(f"RESULTS.md must contain the markers {first} and {last}. Received: a text without them")
+        raise ValueError(f"The page must contain the markers {first} and {last}. Received: a text without them")
     return re.sub(f"{first}.*?{last}", lambda _: f"{first}\n{tables}\n{last}", text, flags=re.S)
 
 
@@ -103,6 +106,11 @@ def as_markdown(found: dict) -> str:
         parts += ["**Time to the first update**, micro-batches of 2", first_update.as_table(found["first"])]
     if "whole" in found:
         parts += ["**A loss over the whole batch**, in fit", whole_batch.as_table(found["whole"])]
+    if "tokens" in found:
+        parts += [
+            "**Texts of any length**, 256 per update, at most 2048 tokens at once",
+            tokens.as_table(found["tokens"]),
+        ]
     if "growth" in found:
         parts += ["**Growth of time and memory**", growth.as_table(found["growth"])]
     if "training" in found:

@@ -20,7 +20,6 @@ from benchmarks.memory import GLIBC
 from benchmarks.speed import digits
 from gradlab.measure.memory import MEBIBYTE, PeakMemory
 
-LIMIT = 1024  # MiB
 WAYS = ("Keras", "gradlab")
 SECONDS = 2.0  # the least time of a timing
 
@@ -31,7 +30,7 @@ class Model(NamedTuple):
     Attributes:
         side: the side of its images, or the length of its longest text.
         batch, microbatch: the examples of an update and of a micro-batch.
-        lines: how many lines gradlab changes.
+        change: the lines that gradlab changes.
         before: what the first edition of gradlab did with it.
         guide: where it is explained.
     """
@@ -39,18 +38,33 @@ class Model(NamedTuple):
     side: int
     batch: int
     microbatch: int
-    lines: int
+    change: str
     before: str
     guide: str
 
 
+_WRAP = "`gradlab.microbatched(model, {})`"
+_IN_STEP = "in `train_step`, `gradlab.value_and_gradients` in the place of the tape"
 MODELS = {
-    "VGG-16 triplets": Model(64, 128, 4, 2, "refused", "whole_batch.md#triplets-with-mining"),
-    "CLIP": Model(64, 256, 16, 2, "refused", "whole_batch.md#two-towers-as-in-clip"),
-    "VAE": Model(64, 256, 16, 3, "refused", "own_train_step.md"),
-    "GAN": Model(64, 128, 8, 3, "refused", "own_train_step.md#two-optimizers-and-random-input-a-gan"),
-    "text transformer": Model(512, 256, 4, 2, "with much padding", "tokens.md#less-padding"),
-    "U-Net": Model(128, 32, 1, 1, "yes", "small_memory.md#images-with-many-activations-a-u-net"),
+    "VGG-16 triplets": Model(
+        64, 128, 4, f"{_WRAP.format(4)}, `gradlab.WholeBatch(loss)`", "refused", "whole_batch.md#triplets-with-mining"
+    ),
+    "CLIP": Model(
+        64,
+        256,
+        16,
+        f"{_WRAP.format(16)}, `gradlab.WholeBatch(loss)`",
+        "refused",
+        "whole_batch.md#two-towers-as-in-clip",
+    ),
+    "VAE": Model(64, 256, 16, f"{_IN_STEP}: 3 lines", "refused", "own_train_step.md"),
+    "GAN": Model(
+        64, 128, 8, f"{_IN_STEP}: 3 lines", "refused", "own_train_step.md#two-optimizers-and-random-input-a-gan"
+    ),
+    "text transformer": Model(
+        512, 256, 4, "`gradlab.token_batches(...)`, " + _WRAP.format('"given"'), "padded", "tokens.md#less-padding"
+    ),
+    "U-Net": Model(128, 32, 1, _WRAP.format(1), "yes", "small_memory.md#images-with-many-activations-a-u-net"),
 }
 
 
@@ -84,17 +98,16 @@ def _run(name: str, way: str) -> dict:
 
 
 def as_table(rows: list[dict]) -> str:
-    """Writes the rows as a Markdown table."""
+    """Writes the rows as a Markdown table, for a page among the guides."""
     lines = [
-        "| model | batch | Keras: MiB, ms | gradlab: MiB, ms | lines changed | first edition |",
+        "| model | batch | Keras | gradlab | what changes | first edition |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
         model = MODELS[row["model"]]
-        cells = [f"{row[way]['mebibytes']:.0f}, {digits(row[way]['milliseconds'])}" for way in WAYS]
-        link = f"[{row['model']}](../docs/guides/{model.guide})"
-        words = f"| {link} | {model.batch} | {' | '.join(cells)} "
-        lines.append(f"{words}| {model.lines} | {model.before} |")
+        cells = [f"{row[way]['mebibytes']:.0f} MiB, {digits(row[way]['milliseconds'])} ms" for way in WAYS]
+        words = f"| [{row['model']}]({model.guide}) | {model.batch} | {' | '.join(cells)} "
+        lines.append(f"{words}| {model.change} | {model.before} |")
     return "\n".join(lines)
 
 

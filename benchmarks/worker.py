@@ -93,6 +93,11 @@ class Timer:
         measured = self._runs[key](updates)
         return measured if isinstance(measured, float) else time.perf_counter() - began
 
+    def forget(self, way: str, variant: str) -> None:
+        """Frees the memory of a variant that is not timed again, with any k and b."""
+        self._runs = {key: run for key, run in self._runs.items() if key[:2] != (way, variant)}
+        gc.collect()
+
 
 def main() -> None:
     """Answers requests until stdin ends."""
@@ -109,8 +114,12 @@ def main() -> None:
     print(json.dumps({"ways": pairs}), file=answers)
     timer = Timer(module.WAYS | getattr(module, "TRAININGS", {}))
     for line in sys.stdin:
+        wanted = json.loads(line)
         try:
-            answer: dict = {"seconds": timer.seconds(**json.loads(line))}
+            if wanted.pop("forget", False):
+                timer.forget(**wanted)
+                continue
+            answer: dict = {"seconds": timer.seconds(**wanted)}
         except Exception as error:
             first_line = str(error).partition("\n")[0]
             answer = {"error": f"{type(error).__name__}: {first_line[:200]}"}

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import benchmarks.__main__ as benchmark
-from benchmarks import growth, guard, memory, report, speed, whole_batch
+from benchmarks import growth, guard, memory, report, six_models, speed, tokens, whole_batch
 from gradlab.lab.figures import plots
 
 CELLS = [
@@ -84,6 +84,27 @@ def test_losses_over_the_whole_batch_are_measured(monkeypatch):
     assert [row["way"] for row in rows] == list(whole_batch.WAYS) and min(row["milliseconds"] for row in rows) > 0
 
 
+def test_tables_of_texts_and_of_six_models():
+    rows = [{"way": way, "tokens": 1000.0 * i, "padding": 0.2, "mebibytes": 50} for i, way in enumerate(tokens.WAYS, 1)]
+    table = tokens.as_table(rows)
+    assert "each micro-batch padded to its longest text | 3000 (1.00) | 20 % | 50 |" in table
+    assert "| gradlab, `token_batches` | 6000 (2.00) | 20 % | 50 |" in table
+    figures = {"mebibytes": 900.0, "milliseconds": 12.0}
+    table = six_models.as_table([{"model": "CLIP", "Keras": figures, "gradlab": figures}])
+    assert "(whole_batch.md#two-towers-as-in-clip) | 256 | 900 MiB, 12 ms | 900 MiB, 12 ms | `gradlab.micro" in table
+
+
+@pytest.mark.slow
+def test_texts_and_six_models_are_measured(monkeypatch):
+    ways = {"fixed, padded micro-batches": "fixed", "token_batches": "by tokens"}
+    monkeypatch.setattr(tokens, "WAYS", ways)
+    fixed, by_tokens = tokens.measure(1)
+    assert by_tokens["padding"] < fixed["padding"] < 1 and min(fixed["tokens"], by_tokens["tokens"]) > 0
+    monkeypatch.setattr(six_models, "MODELS", {"text transformer": six_models.MODELS["text transformer"]})
+    [row] = six_models.measure(1)
+    assert row["gradlab"]["mebibytes"] < row["Keras"]["mebibytes"]
+
+
 def test_tables_and_figure_of_known_cells():
     table = speed.as_table(CELLS, "lenet")
     assert table.splitlines()[0].endswith("| 1 x 100 | 5 x 20 | 10 x 10 | 20 x 5 | 100 x 1 |")
@@ -132,9 +153,11 @@ def test_the_published_tables_are_the_measured_ones():
     found = report.read()
     published = report.RESULTS.read_text()
     assert report.between_markers(published, report.as_markdown(found)) == published
+    published = report.SIX_MODELS.read_text()
+    assert report.between_markers(published, six_models.as_table(found["six"])) == published
     assert set(found) >= {"speed", "memory", "growth", "training", "environment"}
     assert set(found["speed"]["rounds"]) <= set(speed.SHAPES) and min(found["speed"]["rounds"].values()) >= 7
-    with pytest.raises(ValueError, match="RESULTS.md must contain the markers"):
+    with pytest.raises(ValueError, match="The page must contain the markers"):
         report.between_markers("no markers", "tables")
 
 
@@ -155,6 +178,7 @@ def test_a_worker_reports_errors_and_goes_on():
         assert worker.seconds("big batch", "", "dense", 1, 8, 1) > 0
         with pytest.raises(RuntimeError, match="it took longer than 0.01 s, with return code -9"):
             worker.seconds("gradlab in fit", "", "dense", 2, 4, 1000, limit=0.01)
+        worker.forget("big batch", "")
         assert worker.seconds("big batch", "", "dense", 1, 8, 1) > 0
     finally:
         worker.close()

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+
 from benchmarks.six_models import MODELS
 from benchmarks.six_programs import PROGRAMS
 
