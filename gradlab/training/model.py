@@ -83,7 +83,7 @@ def microbatched(
 
     Returns:
         The same model. Its attributes `microbatch_size` and `in_flight` are the numbers, or None before they are
-        chosen.
+        chosen, and where the data set the size.
 
     Raises:
         ValueError: an argument out of range, or a model with a `train_step` of its own, which gradlab's would replace.
@@ -281,8 +281,7 @@ class _Steps:
     def test_step(self, data: Any) -> dict:
         """Evaluates one batch."""
         batch = self._batch(data, training=False)
-        outcome = self._evaluation(*batch)
-        return logs_of(self._model, self._objective.own is not None, outcome, examples_of(batch[0]))
+        return logs_of(self._model, self._objective.own is not None, self._evaluation(*batch), examples_of(batch[0]))
 
     def predict_step(self, data: Any) -> Any:
         """Predicts the outputs of one batch."""
