@@ -23,9 +23,10 @@ def cut_in_python(lengths, tokens, buckets):
     left = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     found = []
     while left:
-        width = next(bucket for bucket in buckets if bucket >= lengths[left[0]])
-        found.append([(i + 1, width) for i in left[: tokens // width]])
-        left = left[tokens // width :]
+        widths = [next(bucket for bucket in buckets if bucket >= lengths[i]) for i in left]
+        count = min(tokens // widths[0], sum(width >= 0.75 * widths[0] for width in widths))
+        found.append([(i + 1, widths[0]) for i in left[:count]])
+        left = left[count:]
     return found
 
 
@@ -67,13 +68,13 @@ def test_nests_sequences_of_their_own_lengths_and_paddings():
 
     dataset = tf.data.Dataset.from_tensor_slices(([3, 1, 2], [1, 6, 2])).map(text)
     padding = {"source": -1.0, "about": 0}, -100, 0.0
-    (x, y, weights) = next(iter(token_batches(dataset, 8, buckets=[1, 2, 4, 8], padding=padding)))
+    (x, y, weights) = next(iter(token_batches(dataset, 8, buckets=[1, 4, 8], padding=padding)))
     assert x["about"].to_list() == [[[1, 6]], [[3, 1], [2, 2]]] and weights.to_list() == [[6.0], [1.0, 2.0]]
     assert x["source"].to_list() == [
         [[[7.0, 7.0]]],
         [[[7.0, 7.0]] * 3 + [[-1.0, -1.0]], [[7.0, 7.0]] * 2 + [[-1.0, -1.0]] * 2],
     ]
-    assert y.to_list() == [[[1] * 6 + [-100] * 2], [[1, -100], [1, 1]]]
+    assert y.to_list() == [[[1] * 6 + [-100] * 2], [[1, -100, -100, -100], [1, 1, -100, -100]]]
     assert x["source"].dtype == tf.float32 and y.dtype == tf.int64
 
 
