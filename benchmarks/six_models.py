@@ -1,27 +1,22 @@
 """The table of six models in 1 GiB: what their batches take as plain Keras, and with gradlab.
 
-The figures are peaks of whole processes, TensorFlow, data and weights included. To measure one of them and print its
-figures as JSON:
+The figures are peaks of whole processes, TensorFlow, data and weights included. To measure one of them and print it:
 
     python -m benchmarks.six_models CLIP gradlab
 """
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
 from benchmarks.memory import GLIBC
-from benchmarks.speed import digits
 from gradlab.measure.memory import MEBIBYTE, PeakMemory
 
 WAYS = ("Keras", "gradlab")
-SECONDS = 4.0  # the least time of a timing
 
 
 class Model(NamedTuple):
@@ -76,25 +71,25 @@ def measure(repeats: int = 3, say: Callable[..., None] = print) -> list[dict]:
         say: called with each line of progress, as `print` would be.
 
     Returns:
-        A row for each model: {"model", and for each way {"mebibytes": of the process, "milliseconds": per update}}.
+        A row for each model: {"model", and for each way the MiB of its process}.
     """
     rows = []
     for name in MODELS:
         row: dict = {"model": name}
         for way in WAYS:
             runs = [_run(name, way) for _ in range(repeats)]
-            row[way] = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+            row[way] = statistics.median(runs)
             say(f"{name}, {way}: {row[way]}", flush=True)
         rows.append(row)
     return rows
 
 
-def _run(name: str, way: str) -> dict:
+def _run(name: str, way: str) -> float:
     command = [sys.executable, "-m", "benchmarks.six_models", name, way]
     done = subprocess.run(command, env={**os.environ, **GLIBC}, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    return float(done.stdout.splitlines()[-1])
 
 
 def as_table(rows: list[dict]) -> str:
@@ -105,14 +100,14 @@ def as_table(rows: list[dict]) -> str:
     ]
     for row in rows:
         model = MODELS[row["model"]]
-        cells = [f"{row[way]['mebibytes']:.0f} MiB, {digits(row[way]['milliseconds'])} ms" for way in WAYS]
+        cells = [f"{row[way]:.0f} MiB" for way in WAYS]
         words = f"| [{row['model']}]({model.guide}) | {model.batch} | {' | '.join(cells)} "
         lines.append(f"{words}| {model.change} | {model.before} |")
     return "\n".join(lines)
 
 
 def main() -> None:
-    """Measures one model in this process and prints its figures as the last line."""
+    """Measures one model in this process and prints the MiB as the last line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("way", choices=WAYS)
@@ -128,13 +123,7 @@ def main() -> None:
     peak = PeakMemory()
     model, examples = build(side, size), data(side, batch, size)
     model.fit(**examples, epochs=3, verbose=0)
-    memory = peak.bytes()
-    times: list[float] = []
-    while sum(times) < SECONDS:
-        began = time.perf_counter()
-        model.fit(**examples, verbose=0)
-        times.append(time.perf_counter() - began)
-    print(json.dumps({"mebibytes": memory / MEBIBYTE, "milliseconds": 1000 * statistics.median(times)}))
+    print(peak.bytes() / MEBIBYTE)
 
 
 if __name__ == "__main__":
