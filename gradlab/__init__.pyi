@@ -16,7 +16,7 @@ from .measure.noise_scale import NoiseScale as NoiseScale
 from .measure.noise_scale import gradient_noise_scale as gradient_noise_scale
 from .runtime import Runtime as Runtime
 from .runtime import setup as setup
-from .token_batches import token_batches as token_batches
+from .tokens import token_batches as token_batches
 from .training import clipping as clipping
 from .training.model import microbatched as microbatched
 from .training.own_steps import value_and_gradients as value_and_gradients

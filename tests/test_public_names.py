@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import types
 
 import pytest
 from paths import ROOT
@@ -184,3 +185,8 @@ def test_type_checkers_know_the_public_names(tmp_path):
     assert noise.endswith('-> gradlab.measure.noise.LossNoise"')
     assert 'error: Module has no attribute "Accumulator"' in unknown
     assert 'error: Argument "towers" to "setup" has incompatible type "str"' in wrong_type
+
+
+def test_the_package_is_an_ordinary_module():
+    """With a public name that is also a submodule's, lazy-loader makes it another class, which cannot be pickled."""
+    assert type(gradlab) is types.ModuleType
