@@ -42,24 +42,29 @@ _WRAP = "`gradlab.microbatched(model, {})`"
 _IN_STEP = "in `train_step`, `gradlab.value_and_gradients` in the place of the tape"
 MODELS = {
     "VGG-16 triplets": Model(
-        64, 128, 4, f"{_WRAP.format(4)}, `gradlab.WholeBatch(loss)`", "refused", "whole_batch.md#triplets-with-mining"
+        64,
+        128,
+        4,
+        f"{_WRAP.format('4, in_flight=1')}, `gradlab.WholeBatch(loss)`",
+        "refused",
+        "whole_batch.md#triplets-with-mining",
     ),
     "CLIP": Model(
         64,
         256,
-        16,
-        f"{_WRAP.format(16)}, `gradlab.WholeBatch(loss)`",
+        8,
+        f"{_WRAP.format(8)}, `gradlab.WholeBatch(loss)`",
         "refused",
         "whole_batch.md#two-towers-as-in-clip",
     ),
-    "VAE": Model(64, 256, 16, f"{_IN_STEP}: 3 lines", "refused", "own_train_step.md"),
+    "VAE": Model(64, 256, 8, f"{_IN_STEP}: 3 lines", "refused", "own_train_step.md"),
     "GAN": Model(
-        64, 128, 8, f"{_IN_STEP}: 3 lines", "refused", "own_train_step.md#two-optimizers-and-random-input-a-gan"
+        64, 128, 4, f"{_IN_STEP}: 3 lines", "refused", "own_train_step.md#two-optimizers-and-random-input-a-gan"
     ),
     "text transformer": Model(
-        512, 256, 4, "`gradlab.token_batches(...)`, " + _WRAP.format('"given"'), "padded", "tokens.md#less-padding"
+        512, 256, 2, "`gradlab.token_batches(...)`, " + _WRAP.format('"given"'), "padded", "tokens.md#less-padding"
     ),
-    "U-Net": Model(128, 32, 1, _WRAP.format(1), "yes", "small_memory.md#images-with-many-activations-a-u-net"),
+    "U-Net": Model(128, 32, 1, _WRAP.format(1), "supported", "small_memory.md#images-with-many-activations-a-u-net"),
 }
 
 

@@ -37,7 +37,7 @@ def _triplets(side: int, microbatch_size: int | None) -> keras.Model:
     model = keras.Model(vgg.input, layers.Dense(64)(vgg.output))
     loss = _semi_hard_triplets
     if microbatch_size:
-        model = gradlab.microbatched(model, microbatch_size)
+        model = gradlab.microbatched(model, microbatch_size, in_flight=1)
         loss = gradlab.WholeBatch(loss)
     model.compile(keras.optimizers.SGD(0.01), loss)
     return model

@@ -154,6 +154,7 @@ def test_the_published_tables_are_the_measured_ones():
     assert report.between_markers(published, report.as_markdown(found)) == published
     published = report.SIX_MODELS.read_text()
     assert report.between_markers(published, six_models.as_table(found["six"])) == published
+    assert max(row["gradlab"] for row in found["six"]) < 1024 < min(row["Keras"] for row in found["six"])
     assert set(found) >= {"speed", "memory", "growth", "training", "environment"}
     assert set(found["speed"]["rounds"]) <= set(speed.SHAPES) and min(found["speed"]["rounds"].values()) >= 7
     with pytest.raises(ValueError, match="The page must contain the markers"):

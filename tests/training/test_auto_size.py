@@ -271,7 +271,7 @@ def test_loops_hide_their_memory_and_sizes_are_tried():
 
 
 def test_refusals(two_devices):
-    rule = '^microbatch_size must be "auto" or a positive integer. Received: '
+    rule = '^microbatch_size must be "auto", "given" or a positive integer. Received: '
     for wrong in ("big", 0, True, 2.5, None):
         with pytest.raises(ValueError, match=rule):
             gradlab.microbatched(network(), wrong)

@@ -18,7 +18,7 @@ from large_batch import FAMILIES, OPTIMIZERS
 import gradlab
 from gradlab import window
 from gradlab._batches import examples_of, map_tensors
-from gradlab.training import objective, update, window_pass
+from gradlab.training import plan, term, update, window_pass
 
 
 def fit(
@@ -328,7 +328,7 @@ def sum_for_mean(right):
 
 
 def counted_alike(right):
-    return lambda plan, terms, examples: tf.constant(3.0, examples.dtype)  # as if each were full
+    return lambda self, terms, examples: tf.constant(3.0, examples.dtype)  # as if each were full
 
 
 def tail_dropped(right):
@@ -361,7 +361,7 @@ def scheduled_one_by_one(right):
 
 PLANTED = {
     sum_for_mean: (window_pass, "accumulate"),
-    counted_alike: (window_pass, "_weight"),
+    counted_alike: (plan.Plan, "weight"),
     tail_dropped: (window, "microbatches"),
     not_set_to_zero: (window, "_zeros"),
     clipped_one_by_one: (window, "_add"),
@@ -387,8 +387,8 @@ def test_planted_bugs_are_caught(float64, monkeypatch):
 
 def test_a_mask_that_is_not_counted_is_caught(float64, monkeypatch):
     x, y = large_batch.data("masked", 19)
-    divisor = objective._SumAndDivisor._divisor
-    monkeypatch.setattr(objective._SumAndDivisor, "_divisor", lambda self, mask, *args: divisor(self, None, *args))
+    divisor = term.SumAndDivisor._divisor
+    monkeypatch.setattr(term.SumAndDivisor, "_divisor", lambda self, mask, *args: divisor(self, None, *args))
     with pytest.raises(AssertionError, match="Not equal"):
         check("masked", 3, x, y, tolerance=1e-5)
 

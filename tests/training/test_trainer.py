@@ -409,7 +409,7 @@ def test_refusals(case):
 
 @pytest.mark.parametrize("value", [0, -1, 2.5, "4", True, None])
 def test_microbatch_size_is_auto_or_a_positive_integer(value):
-    rule = 'microbatch_size must be "auto" or a positive integer'
+    rule = 'microbatch_size must be "auto", "given" or a positive integer'
     for call in (
         lambda: trainer_for("shared", value),
         lambda: gradlab.microbatched(large_batch.build("shared"), value),
