@@ -1,4 +1,4 @@
-"""token_batches: texts of any length in micro-batches of about as many tokens, for windows with little padding."""
+"""token_batches: texts of any length in micro-batches of about equal numbers of tokens, with little padding."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -17,13 +17,13 @@ def token_batches(
     buckets: Sequence[int] | None = None,
     padding: Any = 0,
 ) -> tf.data.Dataset:
-    """Cuts texts of any length into micro-batches of at most so many tokens, padding included.
+    """Cuts texts of any length into micro-batches of at most `tokens` tokens, padding included.
 
     Each element of the result is a window: the effective batch behind one update. It holds sort_within texts that
     follow each other in the dataset, sorted by length, so texts of a micro-batch have almost the same length. Long
     texts come in micro-batches of few, short ones in micro-batches of many. A sum over all texts of the window is the
-    same in any order: the update is that of the unsorted batch, and nothing is learned from short texts first, as it is
-    where sorted batches have updates of their own.
+    same in any order: the update is that of the unsorted batch. Sorting a whole dataset would give short and long texts
+    separate updates; here each update has both.
 
     Train with `gradlab.microbatched(model, "given")` or `gradlab.Trainer(..., microbatch_size="given")`, which take
     the micro-batches as they are. The loss must leave padding out: by a mask, such as an `Embedding` with
@@ -38,11 +38,12 @@ def token_batches(
             lengths between a power of two and the next one. Fewer lengths are fewer shapes, which XLA compiles one by
             one, and more padding.
         padding: the number that stands after the end of a sequence: one for all, or a nest of numbers like dataset's.
+            For targets, it must be the number that the loss ignores, such as its `ignore_class`; for weights, 0.
 
     Returns:
         A dataset of windows: nests of ragged tensors of shape (micro-batches, texts, length, ...), or (micro-batches,
-        texts, ...) for what is no sequence. It is an iterable of tf.data, so `shuffle` the texts before, and `prefetch`
-        the windows after.
+        texts, ...) for what is no sequence. It is a `tf.data.Dataset`: `shuffle` the texts before, and `prefetch` the
+        windows after.
 
     Raises:
         ValueError: an argument out of range, or a dataset without texts of any length.
@@ -73,6 +74,9 @@ def token_batches(
         raise ValueError(
             f"padding must be a number, or one for each of the {len(sequences)} parts of a text. Received: {padding!r}"
         )
+    weights = sequences[-len(tf.nest.flatten(dataset.element_spec[2])) :] if _is_weighted(dataset.element_spec) else []
+    if any(weights) and any(number != 0 for number in fill[-len(weights) :]):
+        raise ValueError(f"padding must be 0 for sample_weight: give a number for each part. Received: {padding!r}")
 
     def cut(*window):
         window = window[0] if len(window) == 1 else window
@@ -106,6 +110,11 @@ def _checked_buckets(buckets: Sequence[int] | None, tokens: int) -> list[int]:
             f"Received: {lengths}"
         )
     return lengths
+
+
+def _is_weighted(spec: Any) -> bool:
+    """Whether texts with this type are (x, y, sample_weight)."""
+    return isinstance(spec, tuple) and len(spec) == 3
 
 
 def _is_sequence(spec: Any) -> bool:

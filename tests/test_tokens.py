@@ -104,6 +104,10 @@ REFUSED = {
         lambda: token_batches(TEXTS, 8, buckets=["a"]),
         "buckets must be a sequence, each of them a positive integer. Received: 'a'",
     ),
+    "a padding of weights": (
+        lambda: token_batches(tf.data.Dataset.zip(TEXTS, TEXTS, TEXTS), 8, padding=1),
+        "padding must be 0 for sample_weight: give a number for each part. Received: 1",
+    ),
     "paddings": (
         lambda: token_batches(TEXTS, 8, padding=(0, 0, 0)),
         r"padding must be a number, or one for each of the 2 parts of a text. Received: \(0, 0, 0\)",

@@ -4,18 +4,23 @@ Such a window is a nest of ragged tensors whose first axis counts the micro-batc
 third one of any length holds the tokens of a text. A window without ragged tensors is one micro-batch.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from gradlab._batches import Cut, examples_of, map_tensors, tensors_of
+from gradlab._batches import Cut, examples_of, map_tensors, microbatches, tensors_of
 from gradlab.training.tracing import Traced
 
 GIVEN = "given"
 RULE = (
-    "The loss {name} must not depend on padding, of which there is more or less as micro-batches are cut: give the "
+    "The loss {name} must not depend on padding, whose amount depends on how micro-batches are cut: give the "
     "outputs a mask (mask_zero=True), the loss ignore_class, or each token a weight with "
     'reduction="mean_with_sample_weight". Received: a loss that counts all positions alike'
+)
+RULE_OF_NUMBERS = (
+    "The loss {name} must be a value for each text or token: gradlab cannot tell whether one number for a padded "
+    "micro-batch depends on its padding. Received: one number"
 )
 
 
@@ -41,7 +46,7 @@ def uncut(window: Any, microbatch_size: Any) -> tuple[Any, Cut | None]:
         microbatch_size: "given"; otherwise the window is left as it is.
 
     Raises:
-        ValueError: some of the tensors are ragged, but not all.
+        ValueError: some of the tensors are ragged, but not all, or the step is not compiled.
         tf.errors.InvalidArgumentError: the tensors are cut in different places.
     """
     if not is_given(microbatch_size):
@@ -55,6 +60,11 @@ def uncut(window: Any, microbatch_size: Any) -> tuple[Any, Cut | None]:
         raise ValueError(
             "All tensors of a window must be cut into micro-batches, or none. "
             f"Received: {len(ragged)} of {len(tensors)} that are ragged"
+        )
+    if tf.executing_eagerly() and any(tensor.ragged_rank > 1 for tensor in ragged):
+        raise ValueError(
+            "run_eagerly must be False with texts of any length: shapes show which axes are padded only while "
+            "TensorFlow traces the step. Received: True"
         )
     splits = ragged[0].row_splits
     rule = "x, y and sample_weight must be cut into micro-batches in the same places. Received:"
@@ -73,13 +83,45 @@ def uncut(window: Any, microbatch_size: Any) -> tuple[Any, Cut | None]:
     return map_tensors(_rows, window), Cut(splits, widths)
 
 
-def with_weights(cut: Cut | None, x: Any, y: Any, sample_weight: Any) -> Cut | None:
-    """Where a window was cut, after it got weights: those for tokens are as wide as the targets."""
-    if cut is None or cut.widths[-1] is not None or sample_weight is None or sample_weight.shape.rank < 2:
-        return cut
-    inputs = len(tf.nest.flatten(x))
-    known = [widths for widths in (*cut.widths[inputs:], *cut.widths[:inputs]) if widths is not None]
-    return Cut(cut.splits, [*cut.widths[:-1], *known[:1]]) if known else cut
+def weighted(weight_fn: Callable | None, window: tuple, cut: Cut | None = None) -> tuple:
+    """The window (x, y, sample_weight) with the weights of `weight_fn`, and where it is cut.
+
+    If it is cut, the function sees one micro-batch at a time, padded as the dataset padded it.
+    """
+    if weight_fn is None:
+        return window, cut
+    x, y, sample_weight = window
+    if cut is None:
+        weights, widths = weight_fn(x, y), None
+    else:
+        weights, widths = _weights_of_each(weight_fn, x, y, cut)
+        cut = Cut(cut.splits, [*cut.widths[:-1], widths])
+    if sample_weight is not None:
+        weights *= tf.cast(sample_weight, weights.dtype)
+    return (x, y, weights), cut
+
+
+def _weights_of_each(weight_fn: Callable, x: Any, y: Any, cut: Cut) -> tuple:
+    """The weights of all examples, and their lengths in each micro-batch: those of the targets, or None."""
+    flat, inputs = tf.nest.flatten((x, y)), len(tf.nest.flatten(x))
+    steps, microbatch = microbatches((x, y), Cut(cut.splits, cut.widths[: len(flat)]))
+    shape = (first := weight_fn(*microbatch(0))).shape  # only its type is used
+    padded = [i for i in (*range(inputs, len(flat)), *range(inputs)) if cut.widths[i] is not None]
+    of_tokens = bool(padded) and shape.rank > 1 and shape[1] != 1
+    size = [0, *(tf.shape(first)[i] if shape[i] is None else shape[i] for i in range(1, shape.rank))]
+    if of_tokens:
+        size[1] = tf.shape(flat[padded[0]])[1]
+
+    def body(step, found):
+        weights = weight_fn(*microbatch(step))
+        if of_tokens:
+            weights = tf.pad(weights, [[0, 0], [0, size[1] - tf.shape(weights)[1]], *[[0, 0]] * (shape.rank - 2)])
+        return step + 1, tf.concat([found, weights], 0)
+
+    invariants = (tf.TensorShape([]), tf.TensorShape([None] * shape.rank))
+    begin = (tf.constant(0), tf.zeros(size, first.dtype))
+    weights = tf.while_loop(lambda step, _: step < steps, body, begin, invariants)[1]
+    return weights, cut.widths[padded[0]] if of_tokens else None
 
 
 def rows_to_predict(x: Any) -> tf.Tensor:
@@ -99,9 +141,10 @@ def is_padded(size: Any) -> bool:
 
 def check_padding(traced: Traced) -> None:
     """Raises ValueError for a loss that depends on the length to which texts are padded."""
-    names = [term.name for term in traced.terms if term.counts_padding] + traced.numbers + traced.adding
-    if names:
-        raise ValueError(RULE.format(name=", ".join(names)))
+    counting = [term.name for term in traced.terms if term.counts_padding]
+    for names, rule in ((counting, RULE), (traced.numbers + traced.adding, RULE_OF_NUMBERS)):
+        if names:
+            raise ValueError(rule.format(name=", ".join(names)))
 
 
 def _widths(tensor: tf.RaggedTensor) -> tf.Tensor | None:

@@ -47,7 +47,7 @@ def choose(trace: Callable[[], tf.Graph], microbatch_size: int | str, accumulato
         accumulators: the bytes of the summed gradients.
     """
     if isinstance(microbatch_size, str):
-        return InFlight(1, "because the data set the size of each")
+        return InFlight(1, "because the dataset determines their sizes")
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     if replicas > 1:
         return InFlight(1, f"because {replicas} replicas share the cores")

@@ -58,8 +58,21 @@ def check_no_accumulation(optimizer: Any) -> None:
         raise ValueError(f"gradient_accumulation_steps must be None: microbatch_size does its work. Received: {steps}")
 
 
-def check_fit(model: keras.Model, x: Any) -> None:
+def check_fit(model: keras.Model, x: Any, class_weight: Any = None) -> None:
     """Raises ValueError for what `fit` does not allow, as far as it shows before the first batch."""
+    specs = tf.nest.flatten(x.element_spec) if isinstance(x, tf.data.Dataset) else []
+    is_cut = any(isinstance(spec, tf.RaggedTensorSpec) for spec in specs)
+    replicas = model.distribute_strategy.num_replicas_in_sync
+    if is_cut and replicas > 1:
+        raise ValueError(
+            "Keras' fit cannot divide windows that are cut already among replicas: train with gradlab.Trainer. "
+            f"Received: {replicas} replicas"
+        )
+    if is_cut and class_weight is not None:
+        raise ValueError(
+            "class_weight must be None with windows that are cut already: Keras makes weights of it only for dense "
+            f"targets. Give the dataset a sample_weight instead. Received: {class_weight!r}"
+        )
     if isinstance(model.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy):
         raise ValueError(
             "Keras' fit works on one machine: train on several workers with gradlab.Trainer. "

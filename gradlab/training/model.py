@@ -1,6 +1,7 @@
 """microbatched: prepares a Keras model, so that it computes each batch in micro-batches that fit in memory."""
 
 import functools
+import inspect
 import types
 import warnings
 from collections.abc import Callable
@@ -51,8 +52,7 @@ def microbatched(
 
     Limitations, each with a warning or an error where gradlab can notice it:
 
-    - Dropout draws a mask for each micro-batch.
-    - Batch normalization uses the statistics of each micro-batch.
+    - Dropout draws a mask for each micro-batch, and batch normalization uses the statistics of each.
     - A loss must be a sum or a mean over examples, or a `gradlab.WholeBatch`. Unless it is one of Keras' own, gradlab
       compares its value for a few examples, at most a micro-batch or two examples, with those for their halves, before
       the first update. `add_loss` of a number that layers draw at random cannot be checked; it is taken for a mean.
@@ -60,7 +60,7 @@ def microbatched(
       their examples. For a function that is not a mean over examples, such as a root mean square, this differs from the
       batch's number. A metric object that sums over examples, such as `keras.metrics.RootMeanSquaredError`, is exact;
       one that relates the examples of a batch to each other, such as `PearsonCorrelation(axis=0)`, is averaged.
-    - A `test_step` or `predict_step` of the model's own runs as it is, on whole batches.
+    - A `test_step` or `predict_step` of the model's own runs as it is, on whole batches or windows.
     - With an `Embedding`, Keras gives the optimizer the gradient's rows one by one, so that optimizers that square
       gradients (Adam, RMSprop, ...) square the parts of a token that occurs twice, not their sum. gradlab uses the
       gradient itself, as for a dense layer, and so differs from Keras' `fit` whatever the size of the micro-batch.
@@ -83,7 +83,7 @@ def microbatched(
 
     Returns:
         The same model. Its attributes `microbatch_size` and `in_flight` are the numbers, or None before they are
-        chosen, and where the data set the size.
+        chosen, and where the dataset determines the sizes.
 
     Raises:
         ValueError: an argument out of range, or a model with a `train_step` of its own, which gradlab's would replace.
@@ -181,12 +181,12 @@ class _Steps:
 
     def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
         """Trains as the model does, after checks of the data."""
-        model = self._model
-        self._is_quiet = not (args[4] if len(args) > 4 else kwargs.get("verbose", "auto"))
-        x, y = (args[i] if len(args) > i else kwargs.get(name) for i, name in enumerate("xy"))
-        check_fit(model, x)
-        if model.compiled and all(isinstance(part, (np.ndarray, tf.Tensor)) for part in tf.nest.flatten((x, y))):
-            check_labels(model, self._objective, x, y)  # of a dataset, they are checked batch by batch
+        asked = dict(zip(inspect.signature(keras.Model.fit).parameters, (None, *args))) | kwargs
+        x, y, self._is_quiet = asked.get("x"), asked.get("y"), not asked.get("verbose", "auto")
+        check_fit(self._model, x, asked.get("class_weight"))
+        in_memory = all(isinstance(part, (np.ndarray, tf.Tensor)) for part in tf.nest.flatten((x, y)))
+        if self._model.compiled and in_memory:  # the labels of a dataset are checked batch by batch
+            check_labels(self._model, self._objective, x, y)
         return self._original("fit")(*args, **kwargs)
 
     def make_train_function(self, force: bool = False) -> Any:

@@ -9,11 +9,11 @@ import keras
 import tensorflow as tf
 
 from gradlab.training import _keras_internals as internals
-from gradlab.training.term import lengths_of
+from gradlab.training.term import lengths_of, weighs
 
 RULE = (
-    "The metric {name} must not depend on padding, of which there is more or less as micro-batches are cut: give the "
-    "outputs a mask (mask_zero=True) that the metric heeds, or each token a weight and the metric to weighted_metrics. "
+    "The metric {name} must not depend on padding, whose amount depends on how micro-batches are cut: give the "
+    "outputs a mask (mask_zero=True) that the metric uses, or each token a weight and the metric to weighted_metrics. "
     "Received: a metric that counts all positions alike"
 )
 
@@ -31,7 +31,7 @@ def means_over_tokens(model: keras.Model, is_padded: bool) -> Iterator[None]:
     Raises:
         ValueError: in the block, for one of Keras' metrics that counts padding too.
     """
-    metrics = [one for one in internals.metrics_of(model) if is_padded and _compares(one)]
+    metrics = [one for one in _each_once(internals.metrics_of(model)) if is_padded and _compares(one)]
     try:
         for metric in metrics:
             vars(metric)["update_state"] = functools.partial(_update, metric, metric.update_state)
@@ -41,11 +41,17 @@ def means_over_tokens(model: keras.Model, is_padded: bool) -> Iterator[None]:
             vars(metric).pop("update_state", None)
 
 
+def _each_once(metrics: list) -> list:
+    """The metrics without repetitions: one object may measure several outputs."""
+    return list({id(metric): metric for metric in metrics}.values())
+
+
 def _compares(metric: Any) -> bool:
     """Whether a metric of Keras compares targets and predictions, and is not just told numbers."""
-    if isinstance(metric, keras.metrics.Mean):
-        return isinstance(metric, keras.metrics.MeanMetricWrapper)
-    return type(metric).__module__.startswith("keras.") and not isinstance(metric, keras.metrics.Sum)
+    if isinstance(metric, keras.metrics.MeanMetricWrapper):
+        return True
+    told = type(metric) in (keras.metrics.Mean, keras.metrics.Sum)
+    return type(metric).__module__.startswith("keras.") and not told
 
 
 def _update(metric: Any, update_state: Callable, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
@@ -55,15 +61,17 @@ def _update(metric: Any, update_state: Callable, y_true: Any, y_pred: Any, sampl
         update_state(y_true, y_pred, sample_weight)
         return
     is_mean = isinstance(metric, keras.metrics.Mean)
-    weighted = sample_weight is not None and len(sample_weight.shape) > axes[-1]
-    masked = is_mean and internals.mask_of(y_pred) is not None
+    weighted = weighs(sample_weight, axes)
+    masked = isinstance(metric, keras.metrics.MeanMetricWrapper) and internals.mask_of(y_pred) is not None
     if not (weighted or masked) or (is_mean and axes[-1] == len(y_pred.shape) - 1):
         raise ValueError(RULE.format(name=metric.name))
     if not is_mean:
         update_state(y_true, y_pred, sample_weight)
         return
     before = [tf.identity(variable.value) for variable in metric.variables]
+    for variable in metric.variables:  # a difference of large sums would have lost the digits of what is added
+        variable.assign(tf.zeros_like(variable.value))
     update_state(y_true, y_pred, sample_weight)
     length = tf.reduce_prod([tf.shape(y_pred)[axis] for axis in axes])
     for variable, old in zip(metric.variables, before):
-        variable.assign(old + (variable.value - old) * tf.cast(length, old.dtype))
+        variable.assign(old + variable.value * tf.cast(length, old.dtype))

@@ -64,7 +64,7 @@ class SumAndDivisor(keras.losses.Loss):
         mask = _both(internals.mask_of(y_pred), internals.mask_of(self._values))
         divisor, kind = self._divisor(mask, sample_weight, total.dtype)
         labels, is_known = self._labels(y_true, y_pred), internals.is_by_example(self._loss)
-        padded = bool(lengths_of(y_pred)) and not self._leaves_out_padding(y_pred, mask, sample_weight)
+        padded = self._counts_padding(y_true, y_pred, mask, sample_weight)
         self._terms.append(
             Term(total, divisor, kind, self._loss_weight, labels, self.name, is_known, counts_padding=padded)
         )
@@ -101,12 +101,15 @@ class SumAndDivisor(keras.losses.Loss):
             return elements * tf.reduce_mean(mask), "own"
         return elements, "examples"
 
-    def _leaves_out_padding(self, y_pred, mask, sample_weight) -> bool:
-        """Whether the loss has a value for each position, and a mask or weights of its own for them."""
-        if self._values.shape.rank is None or self._values.shape.rank <= lengths_of(y_pred)[-1]:
-            return False
-        weighted = sample_weight is not None and len(sample_weight.shape) >= self._values.shape.rank
-        return mask is not None or (weighted and self._divide_by in ("sum", "mean_with_sample_weight"))
+    def _counts_padding(self, y_true, y_pred, mask, sample_weight) -> bool:
+        """Whether there are positions of texts, but not a value for each of them with a mask or weights of its own."""
+        axes = lengths_of(y_pred)
+        if not axes:  # the CTC loss finds the lengths of its targets by itself
+            return bool(lengths_of(y_true)) and internals.function_of_loss(self._loss)[0] is not keras.losses.ctc
+        if self._values.shape.rank is None or self._values.shape.rank <= axes[-1]:
+            return True
+        weighted = self._divide_by in ("sum", "mean_with_sample_weight") and weighs(sample_weight, axes)
+        return mask is None and not weighted
 
     def _labels(self, y_true, y_pred) -> tuple | None:
         function, arguments = internals.function_of_loss(self._loss)
@@ -120,6 +123,13 @@ def lengths_of(tensor: Any) -> list[int]:
     if tensor.shape.rank is None:
         return [1]
     return [axis for axis, size in enumerate(tensor.shape) if axis and size is None]
+
+
+def weighs(sample_weight: Any, axes: list[int]) -> bool:
+    """Whether there is a weight for each position along some axes; a size of 1 would be broadcast."""
+    if sample_weight is None or len(sample_weight.shape) <= axes[-1]:
+        return False
+    return all(sample_weight.shape[axis] != 1 for axis in axes)
 
 
 def _both(one, other):

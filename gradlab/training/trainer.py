@@ -15,7 +15,7 @@ from gradlab.training.auto_size import AutoSize, check_trainer, checked_size
 from gradlab.training.checkpoint import Checkpoints
 from gradlab.training.clipping import clip_adaptively
 from gradlab.training.dataset_windows import DatasetWindows
-from gradlab.training.given import is_given, specs_of_microbatch, uncut, with_weights
+from gradlab.training.given import is_given, specs_of_microbatch, uncut, weighted
 from gradlab.training.input_checks import check_lengths, check_model, one_sentence_errors
 from gradlab.training.objective import Objective
 from gradlab.training.replicas import is_chief, rows_of_replica
@@ -200,7 +200,9 @@ class Trainer:
         windows = DatasetWindows(dataset, self._window_size, epoch, examples)
         is_chosen = self.in_flight is not None
         while done < updates:
-            step = self._step(next(windows), self.strategy.num_replicas_in_sync)
+            with one_sentence_errors():
+                window = next(windows)
+            step = self._step(window, self.strategy.num_replicas_in_sync)
             done += 1
             steps.append(step)
             if checkpoints is not None and (done % checkpoint_every == 0 or done == updates):
@@ -250,7 +252,7 @@ class Trainer:
         """Computes one update."""
         if self._auto is not None and self._auto.chosen is None:
             part = map_tensors(lambda tensor: tensor[: -(-tensor.shape[0] // replicas)], window)
-            self._chosen = self._auto.choose(self._update, self._weighted(*part), self.strategy)
+            self._chosen = self._auto.choose(self._update, weighted(self._weight_fn, part)[0], self.strategy)
         run = (lambda compute: compute()) if self._auto is None else self._auto.run
         return run(lambda: self._function(window)(tensors_of(window), tf.constant(replicas)))
 
@@ -261,7 +263,9 @@ class Trainer:
         if self._compiled is None or not equal_nests(structure, self._structure) or not self._fits(specs):
             if self._compiled is not None and equal_nests(structure, self._structure):
                 # Only sizes inside the examples differ, such as the length of texts: leave those open from now on.
-                specs = [spec.most_specific_common_supertype([known]) for spec, known in zip(specs, self._specs)]
+                # A window that is cut and one that is not have nothing in common.
+                pairs = zip(specs, self._specs)
+                specs = [spec.most_specific_common_supertype([known]) or spec for spec, known in pairs]
             self._structure, self._specs = structure, specs
 
             def packed(tensors):
@@ -273,8 +277,8 @@ class Trainer:
 
             if self.strategy.num_replicas_in_sync == 1:
                 of_microbatch = specs_of_microbatch(packed(specs), self._size)
-                weighted = tf.function(self._weighted, autograph=False).get_concrete_function(*of_microbatch)
-                self._update.prepare(weighted.structured_outputs)
+                of_weighted = tf.function(partial(weighted, self._weight_fn), autograph=False)
+                self._update.prepare(of_weighted.get_concrete_function(of_microbatch).structured_outputs[0])
             signature = [specs, tf.TensorSpec([], tf.int32)]
             compiled = tf.function(run, input_signature=signature, autograph=False)
             self._compiled = compiled.get_concrete_function()
@@ -287,12 +291,5 @@ class Trainer:
         if self.strategy.num_replicas_in_sync > 1:
             window = rows_of_replica(window, replicas)
         window, cut = uncut(window, self._size)
-        x, y, sample_weight = self._weighted(*window)
-        return self._update(x, y, sample_weight, with_weights(cut, x, y, sample_weight))
-
-    def _weighted(self, x: Any, y: Any, sample_weight: Any) -> tuple:
-        """The window, with the weights of `weight_fn`."""
-        if self._weight_fn is not None:
-            weights = self._weight_fn(x, y)
-            sample_weight = weights if sample_weight is None else weights * tf.cast(sample_weight, weights.dtype)
-        return x, y, sample_weight
+        window, cut = weighted(self._weight_fn, window, cut)
+        return self._update(*window, cut)

@@ -15,7 +15,6 @@ from gradlab.training.input_checks import check_stateless, checked_batch
 from gradlab.training.objective import Objective, total_loss
 from gradlab.training.padded_metrics import means_over_tokens
 from gradlab.training.plan import Plan, make_plan
-from gradlab.training.replicas import sum_over_replicas
 from gradlab.training.tracing import Traced, trace_forward
 from gradlab.training.whole_batch import Collected, Whole, losses_and_slopes
 from gradlab.window import Loop, Microbatch, Sums, accumulate
@@ -201,17 +200,14 @@ class WindowPass:
 
         If the window's weight is known beforehand, gradients are summed as shares of the mean. Nothing is left to
         divide, which would take a copy of them. Otherwise weights are divided by that of a full micro-batch, which
-        keeps float16 gradients in range.
+        keeps float16 gradients in range; if each has its own, by a number that is the same on all replicas.
         """
         if plan.is_sum:
             return 1.0, True
         replicas = tf.distribute.get_replica_context().num_replicas_in_sync
         if plan.kinds[0] == "examples" and replicas == 1 and not self._loop.skip_nonfinite:
             return examples, True
-        if isinstance(size, Cut):
-            examples, steps = sum_over_replicas((examples, tf.cast(steps_of(None, size), examples.dtype)))
-            size = tf.maximum(tf.ones_like(examples), examples / tf.maximum(tf.ones_like(steps), steps))
-        return tf.cast(size, self._loop.weight_dtype), False
+        return tf.cast(64 if isinstance(size, Cut) else size, self._loop.weight_dtype), False
 
     def _first_pass(self, plan: Plan, collected: Collected, batch: tuple, size: Any, in_flight: int) -> list[Whole]:
         """What losses over the whole batch see of it."""

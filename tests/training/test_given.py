@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import gradlab
 from gradlab import Trainer, microbatched, token_batches
+from gradlab.training.padded_metrics import means_over_tokens
 
 GENERATOR = np.random.default_rng(0)
 LENGTHS = GENERATOR.integers(1, 20, 24)
@@ -17,6 +18,9 @@ NEXT = tf.RaggedTensor.from_row_splits(GENERATOR.integers(1, 9, sum(LENGTHS)), T
 CLASSES = tf.constant(GENERATOR.integers(0, 9, 24))
 WEIGHTS = TEXTS.with_values(tf.constant(GENERATOR.uniform(0.1, 2.0, sum(LENGTHS)), tf.float32))
 PADDED = TEXTS.to_tensor()
+NUMBERS = TEXTS.with_values(tf.cast(TEXTS.values, tf.float32)[:, tf.newaxis] / 9)
+SOUNDS = tf.constant(GENERATOR.normal(size=[24, 12, 4]), tf.float32)
+WORDS = TEXTS[:, :4]
 
 losses = keras.losses
 crossentropy = losses.SparseCategoricalCrossentropy
@@ -50,9 +54,34 @@ def two_heads():
     return keras.Model(model.inputs, [model.output, keras.layers.Dense(1, name="whole")(pooled)])
 
 
+def two_tokens_heads():
+    model = network()
+    return keras.Model(model.inputs, [model.output, keras.layers.Dense(9, name="again")(model.layers[-2].output)])
+
+
+def a_number_for_each_token():
+    model = network(masked=False)
+    return keras.Model(model.inputs, keras.layers.Dense(1)(model.layers[-2].output))
+
+
 def one_number_a_token():
     model = network()
     return keras.Model(model.inputs, keras.ops.squeeze(keras.layers.Dense(1)(model.layers[-2].output), -1))
+
+
+def spoken():
+    keras.utils.set_random_seed(1)
+    return keras.Sequential([keras.Input([12, 4]), keras.layers.Dense(9)])
+
+
+class OwnLoss(keras.Model):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return tf.reduce_mean(y_pred**2)
+
+
+def with_own_loss():
+    model = network()
+    return OwnLoss(model.inputs, model.outputs)
 
 
 def windows(*parts, tokens=40, sort_within=12):
@@ -79,7 +108,7 @@ CASES = {
         {"weighted_metrics": ["accuracy"]},
     ),
     "mask and weights": (network, (TEXTS, NEXT, WEIGHTS), crossentropy(True), {"weighted_metrics": ["accuracy"]}),
-    "a sum": (network, (TEXTS, NEXT), crossentropy(True, reduction="sum"), {"optimizer": keras.optimizers.SGD(0.01)}),
+    "a sum": (network, (TEXTS, NEXT), crossentropy(True, reduction="sum"), {}),
     "one label each": (lambda: network(False), (TEXTS, CLASSES), crossentropy(True), {"metrics": ["accuracy"]}),
     "weighted texts": (
         lambda: network(False), (TEXTS, CLASSES, tf.linspace(0.5, 1.5, 24)), crossentropy(True), {}
@@ -90,6 +119,19 @@ CASES = {
         [crossentropy(True), "mse"],
         {"loss_weights": [1.0, 0.1]},
     ),
+    "one metric of two outputs": (
+        two_tokens_heads,
+        (TEXTS, (NEXT, NEXT)),
+        [crossentropy(True), crossentropy(True)],
+        lambda: {"metrics": [[keras.metrics.SparseCategoricalAccuracy()]] * 2},
+    ),
+    "a metric that is told weights": (
+        a_number_for_each_token,
+        (TEXTS, NUMBERS, WEIGHTS),
+        losses.MeanSquaredError("mean_with_sample_weight"),
+        lambda: {"weighted_metrics": [keras.metrics.RootMeanSquaredError(name="root")]},
+    ),
+    "targets of any length": (spoken, (SOUNDS, WORDS), losses.CTC(), {}),
     "the whole batch": (lambda: network(False), (TEXTS, CLASSES), info_nce, {}),
 }  # fmt: skip
 
@@ -104,12 +146,11 @@ def padded(parts):
 @pytest.mark.parametrize("case", CASES)
 def test_fit_equals_keras_on_the_padded_batch(case):
     build, parts, loss, options = CASES[case]
-    optimizer = options.get("optimizer", keras.optimizers.SGD(0.5)).get_config()
-    options = {name: value for name, value in options.items() if name != "optimizer"}
     large, small = build(), microbatched(build(), "given")
-    large.compile(keras.optimizers.SGD.from_config(optimizer), loss, **options)
-    of_batch = gradlab.WholeBatch(loss) if loss is info_nce else loss
-    small.compile(keras.optimizers.SGD.from_config(optimizer), of_batch, **options)
+    for model, one in ((large, loss), (small, gradlab.WholeBatch(loss) if loss is info_nce else loss)):
+        rate = 0.01 if case == "a sum" else 0.5
+        # The metrics must be new: Keras does not reset those that another model has used before the first epoch.
+        model.compile(keras.optimizers.SGD(rate), one, **(options() if callable(options) else options))
     batches = tf.data.Dataset.from_tensor_slices(tuple(padded(parts))).batch(12)
     expected = large.fit(batches, epochs=2, verbose=0).history
     found = small.fit(windows(*parts), epochs=2, verbose=0).history
@@ -207,6 +248,68 @@ def test_trainer_weighs_by_weight_fn():
     assert difference(*models) < 1e-5 and step.weights.sum() == LENGTHS.sum()
 
 
+def test_weight_fn_sees_the_padding_of_the_dataset():
+    models = [network(masked=False) for _ in range(2)]
+
+    def equally(x, y):
+        counts = tf.cast(y != -1, tf.float32)
+        return counts / tf.reduce_sum(counts, axis=1, keepdims=True)
+
+    targets = NEXT.to_tensor(-1)
+    loss = crossentropy(True, reduction="mean_with_sample_weight", ignore_class=-1)
+    models[0].compile(keras.optimizers.SGD(0.5), loss)
+    models[0].train_on_batch(PADDED, targets, equally(PADDED, targets))
+    [window] = token_batches(tf.data.Dataset.from_tensor_slices((TEXTS, NEXT)), 40, 24, padding=(0, -1))
+    step = Trainer(models[1], keras.optimizers.SGD(0.5), loss, "given", weight_fn=equally).step(*window)
+    assert difference(*models) < 1e-5
+    np.testing.assert_allclose(step.weights.sum(), 24, rtol=1e-5)
+
+    [window] = token_batches(tf.data.Dataset.from_tensor_slices((TEXTS, CLASSES)), 40, 24, padding=(9, 0))
+    lengths = lambda x, y: tf.reduce_sum(tf.cast(x != 9, tf.float32), axis=1)  # noqa: E731
+    keras.utils.set_random_seed(0)
+    first = keras.layers.Lambda(lambda x: x[:, :1], output_shape=(1,))
+    model = keras.Sequential([keras.Input([None]), first, keras.layers.Dense(9)])
+    trainer = Trainer(model, "sgd", crossentropy(True), "given", weight_fn=lengths)
+    assert trainer.step(*window).weights.sum() == LENGTHS.sum()
+
+
+def test_windows_and_padded_batches_in_turn():
+    large, small = network(), network()
+    large.compile(keras.optimizers.SGD(0.5), crossentropy(True))
+    trainer = Trainer(small, keras.optimizers.SGD(0.5), crossentropy(True), "given")
+    whole, targets = PADDED, NEXT.to_tensor()
+    for window in (next(iter(windows(TEXTS, NEXT, sort_within=24))), (whole, targets)) * 2:
+        trainer.step(*window)
+        large.train_on_batch(whole, targets)
+    assert difference(small, large) < 1e-5
+
+
+def test_long_epochs_keep_the_digits_of_a_metric():
+    model = network()
+    metric = keras.metrics.SparseCategoricalAccuracy()
+    model.compile("sgd", crossentropy(True), weighted_metrics=[metric])
+    model.test_on_batch(PADDED, NEXT.to_tensor())
+    seen = 2.0**22
+    for variable in metric.variables:
+        variable.assign(seen)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int64), tf.TensorSpec([None, None, 9])])
+    def update(y_true, y_pred):
+        with means_over_tokens(model, is_padded=True):
+            metric.update_state(y_true, y_pred, tf.ones_like(y_true))
+
+    update(tf.constant([[0] * 10 + [1] * 9], tf.int64), tf.one_hot(tf.zeros([1, 19], tf.int32), 9))
+    assert [float(variable.value) - seen for variable in metric.variables] == [10, 19]
+
+
+def test_fit_on_several_replicas(two_devices):
+    with two_devices.scope():
+        model = microbatched(network(), "given")
+        model.compile(keras.optimizers.SGD(0.5), crossentropy(True))
+    with pytest.raises(ValueError, match="^Keras' fit cannot divide windows .* gradlab.Trainer. Received: 2 replicas$"):
+        model.fit(windows(TEXTS, NEXT), verbose=0)
+
+
 def test_replicas_divide_the_micro_batches(two_devices):
     large = network()
     large.compile(keras.optimizers.SGD(0.5), crossentropy(True))
@@ -234,6 +337,10 @@ def trainer(**options):
     return Trainer(network(), "sgd", crossentropy(True), "given", **options)
 
 
+def one_number(name):
+    return f"The loss {name} must be a value for each text or token: .* Received: one number"
+
+
 def padding_counts(what):
     return f"The {what} must not depend on padding, .* Received: a {what.split()[0]} that counts all positions alike"
 
@@ -254,11 +361,30 @@ REFUSED = {
         lambda: fit(network(masked=False), TEXTS, NEXT, WEIGHTS),
         padding_counts("loss sparse_categorical_crossentropy"),
     ),
-    "one number": (
-        lambda: fit(network(), TEXTS, NEXT, loss=lambda y, y_pred: tf.reduce_mean(y_pred**2)),
+    "a weight for each text": (
+        lambda: fit(
+            network(masked=False), TEXTS, NEXT, tf.ones([24, 1]),
+            loss=crossentropy(True, reduction="mean_with_sample_weight"),
+        ),
+        padding_counts("loss sparse_categorical_crossentropy"),
+    ),
+    "targets of any length": (
+        lambda: fit(network(False), TEXTS, NEXT, loss=lambda y, y_pred: tf.cast(y, tf.float32) * y_pred[:, :1]),
         padding_counts("loss lambda"),
     ),
-    "an added loss": (lambda: fit(network(added=0.1), TEXTS, NEXT), padding_counts("loss activity_regularization")),
+    "one number": (
+        lambda: fit(network(), TEXTS, NEXT, loss=lambda y, y_pred: tf.reduce_mean(y_pred**2)), one_number("lambda")
+    ),
+    "a loss of its own": (lambda: fit(with_own_loss(), TEXTS, NEXT), one_number("compute_loss")),
+    "an added loss": (lambda: fit(network(added=0.1), TEXTS, NEXT), one_number("activity_regularization")),
+    "steps that are not compiled": (
+        lambda: fit(network(), TEXTS, NEXT, run_eagerly=True),
+        "run_eagerly must be False with texts of any length: .* Received: True",
+    ),
+    "weights of classes": (
+        lambda: microbatched(network(), "given").fit(windows(TEXTS, NEXT), class_weight={0: 1.0}),
+        "class_weight must be None with windows that are cut already: .* Received: {0: 1.0}",
+    ),
     "outputs of the whole batch": (
         lambda: fit(network(), TEXTS, NEXT, loss=gradlab.WholeBatch(lambda y, y_pred: y_pred[:, 0, 0])),
         padding_counts("loss lambda"),
@@ -267,7 +393,18 @@ REFUSED = {
         lambda: fit(network(masked=False), TEXTS, NEXT, loss=crossentropy(True, ignore_class=0), metrics=["accuracy"]),
         padding_counts("metric accuracy"),
     ),
-    "a metric that heeds no mask": (
+    "a metric with weights for texts": (
+        lambda: fit(
+            network(masked=False), TEXTS, NEXT, tf.ones([24, 1]), loss=crossentropy(True, ignore_class=0),
+            weighted_metrics=["accuracy"],
+        ),
+        padding_counts("metric accuracy"),
+    ),
+    "a root of a mean": (
+        lambda: fit(network(), TEXTS, NEXT, metrics=[keras.metrics.RootMeanSquaredError(name="root")]),
+        padding_counts("metric root"),
+    ),
+    "a metric that uses no mask": (
         lambda: fit(network(), TEXTS, NEXT, metrics=[keras.metrics.AUC(from_logits=True, name="auc")]),
         padding_counts("metric auc"),
     ),
@@ -285,6 +422,10 @@ REFUSED = {
     ),
     "a text that is too long": (
         lambda: fit(network(), data=windows(TEXTS, NEXT, tokens=10)), "A text must have at most 10 tokens. Received: .*"
+    ),
+    "a text that is too long, in a loop": (
+        lambda: trainer().fit(windows(TEXTS, NEXT, tokens=10), 1, verbose=False),
+        "A text must have at most 10 tokens. Received: .*",
     ),
     "a number of bytes": (
         lambda: microbatched(network(), "given", memory=1e9),
