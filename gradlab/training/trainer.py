@@ -291,5 +291,5 @@ class Trainer:
         if self.strategy.num_replicas_in_sync > 1:
             window = rows_of_replica(window, replicas)
         window, cut = uncut(window, self._size)
-        window, cut = weighted(self._weight_fn, window, cut)
-        return self._update(*window, cut)
+        (x, y, sample_weight), cut = weighted(self._weight_fn, window, cut)
+        return self._update(x, y, sample_weight, cut)
