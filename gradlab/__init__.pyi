@@ -3,6 +3,9 @@ from . import cluster as cluster
 from . import static_graph as static_graph
 from . import window as window
 from .accumulator import GradientAccumulator as GradientAccumulator
+from .auditing.examination import audit as audit
+from .auditing.problem import Problem as Problem
+from .auditing.report import Audit as Audit
 from .averaging import average_gradients as average_gradients
 from .drawing.graph_view import Diagram as Diagram
 from .drawing.graph_view import draw_graph as draw_graph

@@ -5,7 +5,7 @@ With --json, a command prints one JSON value in place of text:
 - run, sweep: a list with one object per experiment, with the keys that `gradlab.Result.summary` describes;
 - reproduce: a list with one object per row of the table, or for the other studies one per claim;
 - doctor: a list with one object per check: name, good, found, fix;
-- plot, devices: one object.
+- plot, devices, audit: one object.
 """
 
 import argparse
@@ -150,6 +150,15 @@ def _doctor(chosen: argparse.Namespace) -> int:
     return 0 if all(finding.good for finding in findings) else 1
 
 
+def _audit(chosen: argparse.Namespace) -> int:
+    _check_out_file(chosen.plot)
+    found = _module("auditing.command").audit_named(chosen.adapter, chosen.supports)
+    print(found.json() if chosen.json else found.markdown() if chosen.markdown else found.text())
+    if chosen.plot and not found.clean:
+        found.plot().savefig(chosen.plot)
+    return 0 if found.clean else 1
+
+
 def _launch(chosen: argparse.Namespace) -> int:
     with _readable("SCRIPT must be a Python script", chosen.script):
         open(chosen.script, "rb").close()
@@ -164,6 +173,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "plot": _plot,
     "devices": _devices,
     "doctor": _doctor,
+    "audit": _audit,
     "launch": _launch,
 }
 

@@ -64,6 +64,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
     doctor = add("doctor", "check the installation, and say how to fix what is wrong")
     for each in (plot, devices, doctor):
         each.add_argument("--json", action="store_true", help="print JSON")
+    _add_audit(add)
     launch = add(
         "launch",
         "run a Python script as a local cluster",
@@ -74,6 +75,23 @@ def parser(prog: str) -> argparse.ArgumentParser:
     launch.add_argument("script", metavar="SCRIPT", help="the Python script; options after -- belong to the script")
     launch.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the script's arguments")
     return made
+
+
+def _add_audit(add: Callable[..., argparse.ArgumentParser]) -> None:
+    audit = add(
+        "audit",
+        "find out which accumulation bugs a training loop has",
+        "MODULE:NAME is an adapter, a function train(problem) that help(gradlab.audit) describes. The exit status is 0 "
+        "if no bug was found, 1 if one was, and 2 if the loop could not be audited.",
+    )
+    audit.add_argument("adapter", metavar="MODULE:NAME", help="where the adapter is, such as my_loop:train")
+    audit.add_argument(
+        "--supports", metavar="NAMES", help="what the loop supports, with commas between: tokens,clip_norm,schedule"
+    )
+    audit.add_argument("--plot", type=pathlib.Path, metavar="FILE", help="draw the first finding in this PNG file")
+    form = audit.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON: clean, findings, skipped and notes")
+    form.add_argument("--markdown", action="store_true", help="print Markdown, for an issue thread")
 
 
 def _add_training_commands(add: Callable[..., argparse.ArgumentParser]) -> None:

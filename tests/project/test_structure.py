@@ -19,6 +19,8 @@ WINGS = {
     "gradlab.training": HELPER,
     "gradlab.measure": (*HELPER, "gradlab.training"),
     "gradlab.drawing": HELPER,
+    "gradlab.auditing": HELPER,
+    "gradlab.auditing.adapters": (*CORE, "gradlab.auditing"),
     "gradlab.lab.experiments": CORE,
     "gradlab.lab.figures": (*CORE, "gradlab.lab.experiments"),
     "gradlab.lab.widget": (*CORE, "gradlab.lab.experiments", "gradlab.lab.figures"),
@@ -29,7 +31,7 @@ WINGS = {
         *(f"gradlab.lab.{name}" for name in ("experiments", "figures", "widget", "new_process")),
     ),
     "gradlab.lab": (*CORE, *LAB[1:]),  # doctor, course, predict
-    "gradlab.__main__": (*CORE, *LAB),
+    "gradlab.__main__": (*CORE, "gradlab.auditing", *LAB),
 }
 PRIVATE_PACKAGES = ("keras.src", "tensorflow.python", "tf.python")
 PRIVATE_NAMES = (

@@ -1,0 +1,198 @@
+"""The bugs that the audit knows by name: what they do to a loop's rules, and how to fix them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
+
+from gradlab.auditing.rules import LoopRules
+
+PITFALLS = "notebooks/07_pitfalls.ipynb"
+ACCUMULATION = "notebooks/04_variable_accumulation.ipynb"
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A bug of a training loop.
+
+    Attributes:
+        sentence: what the loop does, and what it should do.
+        fix: the line to change.
+        section: where the course explains it: a notebook, or a section of one.
+        variants: the ways in which loops have it: for each the fields of `LoopRules` that differ.
+    """
+
+    sentence: str
+    fix: str
+    section: str
+    variants: tuple[dict[str, Any], ...]
+
+
+class Hypothesis(NamedTuple):
+    """What a loop may do: the names of its bugs and its rules."""
+
+    bugs: frozenset[str]
+    rules: LoopRules
+
+
+CORRECT = Hypothesis(frozenset(), LoopRules())
+
+BUGS = {
+    "sum_for_mean": Bug(
+        "The update gets the sum of the micro-batches' gradients, not their mean: it is about k times too large.",
+        "Divide by what the window saw: gradient = total / weight.",
+        f"{PITFALLS}, 1. A sum for a mean",
+        ({"divisor": "none"}, {"divisor": "count"}, {"replicas": "sum"}),
+    ),
+    "divided_by_k": Bug(
+        "A window with fewer than k micro-batches is divided by k, not by what it saw: its update is too small.",
+        "Count the micro-batches, examples or tokens of the window, and divide by that count.",
+        f"{PITFALLS}, 2. The ragged tail divided by k",
+        ({"divisor": "k"}, {"divisor": "share"}),
+    ),
+    "tail_dropped": Bug(
+        "The micro-batches that are left at the end of an epoch make no update: their examples are lost.",
+        "Update after the last micro-batch of an epoch, too.",
+        f"{PITFALLS}, 3. The tail dropped, or carried into the next epoch",
+        ({"tail": "dropped"},),
+    ),
+    "tail_carried": Bug(
+        "The gradients that are left at the end of an epoch go into the first window of the next one.",
+        "Update after the last micro-batch of an epoch, too, and set the sum to zero.",
+        f"{PITFALLS}, 3. The tail dropped, or carried into the next epoch",
+        ({"tail": "carried"}, {"tail": "added"}),
+    ),
+    "mean_of_means": Bug(
+        "Micro-batches with different numbers of examples or tokens count alike: the loss is a mean of means.",
+        "Weight each micro-batch by its examples or tokens, and divide by their sum.",
+        f"{PITFALLS}, 4. Tokens: a mean of means",
+        ({"alike": True}, {"replicas": "mean"}),
+    ),
+    "clipped_per_microbatch": Bug(
+        "Each micro-batch's gradient is clipped, not the update's.",
+        "Clip once, after averaging.",
+        f"{PITFALLS}, 5. Clipping each micro-batch",
+        ({"clip": "each"}, {"clip": "part"}, {"clip": "running"}),
+    ),
+    "schedule_per_microbatch": Bug(
+        "The learning-rate schedule counts micro-batches, not updates: it runs about k times too fast.",
+        "Step the schedule where the optimizer steps.",
+        f"{PITFALLS}, 6. Clocks: schedules and Adam count micro-batches",
+        (
+            {"schedule": lambda updates, microbatches, k: microbatches - 1},
+            {"schedule": lambda updates, microbatches, k: microbatches},
+            {"schedule": lambda updates, microbatches, k: updates * k},
+        ),
+    ),
+    "schedule_stretched": Bug(
+        "The learning-rate schedule advances once in k updates: it runs k times too slowly.",
+        "Step the schedule once per update; do not divide its number by k a second time.",
+        f"{PITFALLS}, 6. Clocks: schedules and Adam count micro-batches",
+        ({"schedule": lambda updates, microbatches, k: updates // k},),
+    ),
+    "bias_correction_per_microbatch": Bug(
+        "Adam's bias correction counts micro-batches, not updates.",
+        "Count the optimizer's steps where it updates.",
+        f"{PITFALLS}, 6. Clocks: schedules and Adam count micro-batches",
+        (
+            {"correction": lambda updates, microbatches, k: microbatches},
+            {"correction": lambda updates, microbatches, k: microbatches + 1},
+            {"correction": lambda updates, microbatches, k: updates * k + 1},
+        ),
+    ),
+    "decay_per_microbatch": Bug(
+        "Weight decay is applied for each micro-batch: it is k times too strong.",
+        "Decay the weights where the optimizer updates.",
+        f"{PITFALLS}, 6. Clocks: schedules and Adam count micro-batches",
+        ({"decay": "microbatch"}, {"decay": "k times"}),
+    ),
+    "first_only": Bug(
+        "Only the first micro-batch of a window counts.",
+        "Add each micro-batch's gradient to the sum.",
+        ACCUMULATION,
+        ({"keep": "first"}, {"keep": "first of all"}),
+    ),
+    "last_only": Bug(
+        "Only the last micro-batch of a window counts: its gradient replaces the sum.",
+        "Add each micro-batch's gradient to the sum; set it to zero after an update only.",
+        ACCUMULATION,
+        ({"keep": "last"}, {"keep": "last of all"}),
+    ),
+    "not_reset": Bug(
+        "The sum is not set to zero after an update: old gradients are applied again and again.",
+        "Set the sum to zero after each update.",
+        ACCUMULATION,
+        ({"reset": "divisor"}, {"reset": "none"}),
+    ),
+    "step_per_microbatch": Bug(
+        "The optimizer makes a step for each micro-batch: nothing is accumulated.",
+        "Call the optimizer once per window.",
+        ACCUMULATION,
+        tuple(
+            {"step": step, "recorded": recorded}
+            for step in ("each", "each by k", "running")
+            for recorded in ("updates", "windows")
+        ),
+    ),
+    "scaled_twice": Bug(
+        "The gradient is divided by k twice: once in the loss, and once in the mean.",
+        "Remove one of the two divisions.",
+        f"{PITFALLS}, 1. A sum for a mean",
+        ({"twice": True},),
+    ),
+    "off_by_one": Bug(
+        "A count is off by one: the schedule's, or that of the micro-batches of a window.",
+        "Update when (number + 1) % k == 0, counted from 0; the first update has the rate of update 0.",
+        f"{PITFALLS}, 6. Clocks: schedules and Adam count micro-batches",
+        (
+            {"window": 1},
+            {"window": -1},
+            {"window": None},
+            {"schedule": lambda updates, microbatches, k: updates + 1},
+            {"schedule": lambda updates, microbatches, k: updates - 1},
+        ),
+    ),
+    "nonfinite_poisons": Bug(
+        "A NaN in one micro-batch stays in the sum: no later window makes a finite update.",
+        "Set the sum to zero when a window is left out, too.",
+        ACCUMULATION,
+        ({"nonfinite": "stays"}, {"nonfinite": "stays", "recorded_skips": False}),
+    ),
+    "low_precision_sum": Bug(
+        "Gradients are summed in half precision: what is small beside the sum is lost.",
+        "Sum in float32, whatever the type of the gradients.",
+        "notebooks/09_memory.ipynb",
+        ({"precision": "float16"}, {"precision": "bfloat16"}),
+    ),
+}
+
+# What a loop may do with a NaN, with words for what is not a bug.
+POLICIES = (
+    ("A NaN in a micro-batch reaches the weights, as it does with the large batch.", {"nonfinite": "spreads"}),
+    ("A window with a NaN is left out.", {"nonfinite": "window"}),
+    ("A window with a NaN is left out.", {"nonfinite": "window", "recorded_skips": False}),
+    ("A micro-batch with a NaN is left out.", {"nonfinite": "microbatch"}),
+)
+
+
+def after_nan(known: list[Hypothesis]) -> Iterator[tuple[str, Hypothesis]]:
+    """What loops may do with a NaN, each with a sentence about it; that of the bug is empty."""
+    bug = "nonfinite_poisons"
+    for one in known:
+        for note, policy in POLICIES:
+            yield note, Hypothesis(one.bugs, replace(one.rules, **policy))
+        for policy in BUGS[bug].variants:
+            yield "", Hypothesis(one.bugs | {bug}, replace(one.rules, **policy))
+
+
+def with_one_more(hypothesis: Hypothesis) -> Iterator[Hypothesis]:
+    """The hypotheses with one bug more, of each kind that does not contradict the others."""
+    plain, changed = LoopRules(), set()
+    for field in fields(LoopRules):
+        if getattr(hypothesis.rules, field.name) != getattr(plain, field.name):
+            changed.add(field.name)
+    for name, bug in BUGS.items():
+        if name in hypothesis.bugs:
+            continue
+        for variant in bug.variants:
+            if changed.isdisjoint(variant):
+                yield Hypothesis(hypothesis.bugs | {name}, replace(hypothesis.rules, **variant))

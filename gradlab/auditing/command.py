@@ -1,0 +1,31 @@
+"""The audit of a loop that a command line names."""
+
+import importlib
+import os
+import sys
+
+from gradlab.auditing.examination import audit
+from gradlab.auditing.report import Audit
+
+
+def audit_named(adapter: str, supports: str | None = None) -> Audit:
+    """Audits an adapter.
+
+    Args:
+        adapter: MODULE:NAME; the module may lie in the working directory.
+        supports: the features of the loop, with commas between, or None, as for `audit`.
+
+    Raises:
+        ValueError: the name is wrong, or the loop raises an error: it could not be audited.
+    """
+    module, _, name = adapter.partition(":")
+    if not module or not name:
+        raise ValueError(f"MODULE:NAME must name a module and a function in it. Received: {adapter}")
+    sys.path.insert(0, os.getcwd())
+    try:
+        train = getattr(importlib.import_module(module), name)
+        features = tuple(supports.split(",")) if supports else getattr(sys.modules[module], "supports", None)
+        return audit(train, features)
+    except Exception as error:  # whatever the loop or its imports raise
+        what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise ValueError(f"{adapter} could not be audited. {what}") from error

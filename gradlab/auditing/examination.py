@@ -1,0 +1,187 @@
+"""audit: runs the probes through a training loop, and names the bugs that explain what it does."""
+
+from collections.abc import Callable, Collection, Mapping
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from gradlab.auditing.bugs import BUGS, CORRECT, Hypothesis, after_nan
+from gradlab.auditing.models import SHAPES
+from gradlab.auditing.probes import BY_DEFAULT, FEATURES, PROBES, Probe
+from gradlab.auditing.problem import Problem
+from gradlab.auditing.report import Audit, Evidence, Finding
+from gradlab.auditing.rules import as_vector, gradients_of, trajectory
+from gradlab.auditing.verdict import Seen, distance, explain, first_difference, smallest
+
+
+def audit(train: Callable[[Problem], list], supports: Collection[str] | None = None) -> Audit:
+    """Finds out which accumulation bugs a training loop has.
+
+    The loop is behind an adapter, a function that trains a small model as a `Problem` describes it, in any framework,
+    and returns the weights after each update. The audit runs it on a dozen problems of a few examples each, in which
+    each bug leaves a trace of its own, and compares the weights with those of the large batch and of every bug that it
+    knows. The bugs it names are the keys of `gradlab.auditing.bugs.BUGS`.
+
+    Args:
+        train: a function (problem) -> the weights after each update: a list of dicts of arrays, with the names and the
+            shapes of problem.weights. It may raise NotImplementedError for a problem that it cannot train.
+        supports: the features of the loop, of "tokens", "clip_norm", "schedule", "momentum", "adam", "adamw",
+            "replicas" and "nonfinite"; probes of others are skipped. None: the attribute `supports` of train, or all
+            but the last two.
+
+    Returns:
+        An `Audit`: `clean`, `findings`, `skipped` and `notes`. In a notebook it is shown as a table.
+
+    Raises:
+        ValueError: an unknown feature, or weights that are not those of the problem.
+
+    Example:
+        >>> def train(problem):
+        ...     weights, history = problem.weights, []
+        ...     for epoch in problem.epochs:
+        ...         for start in range(0, len(epoch), problem.k):
+        ...             window = epoch[start : start + problem.k]
+        ...             gradients = [problem.gradients(weights, microbatch)[1] for microbatch in window]
+        ...             rate = problem.learning_rate(len(history)) / problem.k
+        ...             weights = {name: weights[name] - rate * sum(g[name] for g in gradients) for name in weights}
+        ...             history.append(weights)
+        ...     return history
+        >>> [finding.bug for finding in audit(train, supports=["schedule"]).findings]
+        ['divided_by_k', 'mean_of_means']
+    """
+    if not callable(train):
+        raise ValueError(f"train must be a function (problem) -> the weights after each update. Received: {train!r}")
+    chosen = getattr(train, "supports", None) if supports is None else supports
+    examination = _Examination(train, _features(BY_DEFAULT if chosen is None else chosen))
+    for probe in PROBES:
+        examination.run(probe)
+    return examination.result()
+
+
+def _features(supports: Collection[str]) -> set[str]:
+    if isinstance(supports, str) or any(name not in FEATURES for name in supports):
+        raise ValueError(f"supports must hold names of {', '.join(FEATURES)}. Received: {supports!r}")
+    return set(supports)
+
+
+class _Examination:
+    """What is known of a loop after some probes."""
+
+    def __init__(self, train: Callable, features: set[str]):
+        self._train, self._features = train, features
+        self._known: list[Hypothesis] = [CORRECT]
+        self._seen: list[Seen] = []
+        self._evidence: dict[str, Evidence] = {}  # for each bug, that of the first probe in which it shows
+        self._more: list[Finding] = []
+        self._skipped: dict[str, str] = {}
+        self._notes: list[str] = []
+        self._unknown = ""  # the probe that nothing explains
+
+    def run(self, probe: Probe) -> None:
+        """Runs one probe."""
+        missing = [name for name in probe.needs if name not in self._features]
+        if self._unknown:
+            self._skipped[probe.name] = f'what the loop does in the probe "{self._unknown}" is not known'
+            return
+        if missing:
+            self._skipped[probe.name] = f"the loop does not support {', '.join(missing)}"
+            return
+        try:
+            found = weights_of(self._train, probe)
+        except NotImplementedError as error:
+            self._skipped[probe.name] = str(error) or "the adapter does not train it"
+            return
+        except ArithmeticError as error:
+            if probe.name != "a NaN":
+                raise
+            self._notes.append(f"A NaN in a micro-batch raises {type(error).__name__}.")
+            return
+        if probe.name == "a NaN":
+            self._judge_nan(probe, found)
+        else:
+            self._judge(probe, found)
+
+    def _judge(self, probe: Probe, found: list[np.ndarray]) -> None:
+        problem = probe.make()
+        self._seen.insert(0, Seen(problem, found, gradients_of(problem)))
+        matching = explain(self._seen, self._known)
+        if not matching:
+            self._unknown = probe.name
+            evidence = _evidence(probe, problem, found, self._known[0], None)
+            words = "from the first one" if evidence.update == 1 else f"from update {evidence.update} on"
+            sentence = f"The weights are wrong {words}, and no known bug or pair of bugs explains them."
+            self._more.append(Finding("unknown", sentence, evidence))
+            return
+        for one in matching:
+            for name in one.bugs:
+                self._evidence.setdefault(name, _evidence(probe, problem, found, self._known[0], one))
+        self._known = matching
+
+    def _judge_nan(self, probe: Probe, found: list[np.ndarray]) -> None:
+        """What the loop does with a NaN, which need not be a bug."""
+        problem, before = probe.make(), self._known[0]
+        for note, hypothesis in after_nan(self._known):
+            if first_difference(problem, found, hypothesis) is not None:
+                continue
+            bug = "nonfinite_poisons"
+            spreads = hypothesis.rules.nonfinite == "spreads"
+            if bug in hypothesis.bugs or (spreads and "nonfinite" in self._features):
+                self._known = [Hypothesis(one.bugs | {bug}, one.rules) for one in self._known]
+                self._evidence[bug] = _evidence(probe, problem, found, before, hypothesis)
+            else:
+                self._notes.append(note)
+            return
+        self._notes.append("What the loop does with a NaN in a micro-batch is not known.")
+
+    def result(self) -> Audit:
+        """The verdict after all probes."""
+        sets = smallest(self._known)
+        sure = frozenset.intersection(*sets)
+        findings = [
+            Finding(name, bug.sentence, self._evidence[name], bug.fix, bug.section)
+            for name, bug in BUGS.items()
+            if name in sure
+        ]
+        if len(sets) > 1:
+            candidates = tuple(" and ".join(sorted(each - sure)) for each in sets)
+            sentence = f"The weights are those of one of these, which the probes cannot tell apart: {candidates}."
+            shown = self._evidence[next(iter(sets[0] - sure))]
+            findings.append(Finding("ambiguous", sentence, shown, candidates=candidates))
+        return Audit((*findings, *self._more), self._skipped, tuple(self._notes))
+
+
+def _evidence(
+    probe: Probe, problem: Problem, found: list[np.ndarray], before: Hypothesis, after: Hypothesis | None
+) -> Evidence:
+    """Where weights first differ from those of a loop as it was known before."""
+    update = first_difference(problem, found, before) or 0
+    right = list(trajectory(problem, CORRECT.rules))
+    with_bug = list(trajectory(problem, after.rules)) if after else []
+    near = None if after is None else distance(problem, with_bug, found, update)
+    return Evidence(probe.name, update + 1, distance(problem, right, found, update), near, found, right, with_bug)
+
+
+def weights_of(train: Callable[[Problem], Any], probe: Probe) -> list[np.ndarray]:
+    """The weights after each update that an adapter gives, as vectors.
+
+    Raises:
+        ValueError: they are not those of the problem.
+    """
+    problem = probe.make()
+    given = train(probe.make())
+    rule = f'train must return a list of dicts, the weights after each update. In the probe "{probe.name}"'
+    if not isinstance(given, (list, tuple)) or not all(isinstance(each, Mapping) for each in given):
+        raise ValueError(f"{rule} it returned {type(given).__name__}. Received: {given!r:.200}")
+    for weights in given:
+        shapes = {name: np.shape(value) for name, value in weights.items()}
+        if shapes != SHAPES[problem.model]:
+            raise ValueError(f"{rule} their shapes must be {SHAPES[problem.model]}. Received: {shapes}")
+    if any(one[name] is other[name] for one, other in pairwise(given) for name in one):
+        raise ValueError(f"{rule} each must have arrays of its own: copy them. Received: one array in two of them")
+    found = [as_vector(problem.model, weights) for weights in given]
+    start = as_vector(problem.model, problem.weights)
+    expected = sum(-(-len(epoch) // (problem.k * problem.replicas)) for epoch in problem.epochs)
+    if len(found) == expected + 1 and np.allclose(found[0], start, rtol=1e-6, atol=1e-9):
+        raise ValueError(f"{rule} the initial weights must not be among them. Received: them as the first ones")
+    return found

@@ -1,0 +1,127 @@
+"""The probes: small trainings in which each bug leaves a trace of its own."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gradlab.auditing.models import SHAPES
+from gradlab.auditing.problem import Problem, initial_weights
+
+# What an adapter may say that its loop supports.
+FEATURES = {
+    "tokens": "texts with padding, averaged over their tokens",
+    "clip_norm": "clipping by the global norm",
+    "schedule": "a learning rate that changes from update to update",
+    "momentum": "SGD with momentum 0.9",
+    "adam": "Adam",
+    "adamw": "AdamW with weight decay",
+    "replicas": "several replicas that share the micro-batches of a window",
+    "nonfinite": "leaving out what is not finite",
+}
+BY_DEFAULT = tuple(name for name in FEATURES if name not in ("replicas", "nonfinite"))
+
+
+class Probe(NamedTuple):
+    """A training that an adapter runs.
+
+    Attributes:
+        name: what it looks at.
+        needs: the features that a loop must support for it.
+        make: a function () -> a new `Problem`, whose arrays nobody else has.
+    """
+
+    name: str
+    needs: tuple[str, ...]
+    make: Callable[[], Problem]
+
+
+def _batches(model: str, sizes: list[int], seed: int) -> list[tuple]:
+    """Micro-batches of these sizes with random data, in which the later ones have larger targets."""
+    generator = np.random.default_rng(seed)
+    found: list[tuple] = []
+    x: Any
+    y: Any
+    for number, size in enumerate(sizes):
+        if model == "tokens":
+            lengths = generator.integers(1, 7, size) if number % 2 else generator.integers(4, 7, size)
+            x, y = (generator.integers(0, SHAPES[model]["embedding"][0], [size, 6]) for _ in range(2))
+            found.append((x, y, (np.arange(6) < lengths[:, np.newaxis]).astype(float)))
+        elif model == "embedding":
+            targets = generator.normal(0.3 * number, 1, [size, 1])
+            found.append((generator.integers(0, SHAPES[model]["embedding"][0], [size, 5]), targets))
+        else:
+            x = generator.normal(0, 1 + 0.15 * (number % 5), [size, 4])
+            labels = model == "two_layers"
+            y = generator.integers(0, 3, size) if labels else generator.normal(0.2 * number, 1, [size, 1])
+            found.append((x, y))
+    return found
+
+
+def _made(model: str, seed: int, epochs: list[list[int]], k: int, **more: Any) -> Problem:
+    data = [_batches(model, sizes, seed + number) for number, sizes in enumerate(epochs)]
+    return Problem(model, initial_weights(model, seed), data, k, **more)
+
+
+def _halves() -> Problem:
+    """A gradient of 4096 and 63 of 1: in half precision, only the first one is left of their sum."""
+    x = np.array([[1.0, 0.0, 0.0, 0.0]])
+    window = [(x, np.array([[-2048.0]]))] + 63 * [(x, np.array([[-0.5]]))]
+    weights = {name: np.zeros(shape) for name, shape in SHAPES["linear"].items()}
+    return Problem("linear", weights, [window], 64, learning_rate=lambda update: 1e-3)
+
+
+def _with_nan() -> Problem:
+    problem = _made("linear", 9, [[4] * 12], 3, learning_rate=lambda update: 0.05)
+    problem.epochs[0][4][0][1, 2] = np.nan  # in the second of four windows
+    return problem
+
+
+def _rate(rate: float) -> Callable[[int], float]:
+    return lambda update: rate
+
+
+PROBES = (
+    Probe("full windows", (), lambda: _made("linear", 1, [[3] * 12], 4, learning_rate=_rate(0.05))),
+    Probe("sums in half precision", (), _halves),
+    Probe("two layers", (), lambda: _made("two_layers", 2, [[3] * 6], 2, learning_rate=_rate(0.5))),
+    Probe("embeddings", (), lambda: _made("embedding", 3, [[4] * 6], 3, learning_rate=_rate(0.3))),
+    Probe("a short window", (), lambda: _made("linear", 4, [[3] * 10] * 2, 4, learning_rate=_rate(0.05))),
+    Probe(
+        "a short micro-batch",
+        (),
+        lambda: _made("linear", 5, [[5] * 7 + [2], [5] * 7 + [2]], 4, learning_rate=_rate(0.05)),
+    ),
+    Probe(
+        "texts of different lengths",
+        ("tokens",),
+        lambda: _made("tokens", 6, [[2] * 9], 3, learning_rate=_rate(1.0), average_over="tokens"),
+    ),
+    Probe(
+        "clipping",
+        ("clip_norm",),
+        lambda: _made("linear", 7, [[2] * 12], 4, learning_rate=_rate(0.1), clip_norm=1.5),
+    ),
+    Probe(
+        "a schedule",
+        ("schedule",),
+        lambda: _made("linear", 8, [[4] * 15], 3, learning_rate=lambda update: 0.1 / (1 + update)),
+    ),
+    Probe(
+        "momentum",
+        ("momentum",),
+        lambda: _made("linear", 10, [[4] * 12], 3, optimizer="momentum", learning_rate=_rate(0.02)),
+    ),
+    Probe("Adam", ("adam",), lambda: _made("linear", 11, [[4] * 12], 3, optimizer="adam", learning_rate=_rate(0.05))),
+    Probe(
+        "AdamW",
+        ("adamw",),
+        lambda: _made("linear", 12, [[4] * 12], 4, optimizer="adamw", learning_rate=_rate(0.05), weight_decay=0.5),
+    ),
+    Probe(
+        "two replicas",
+        ("replicas",),
+        lambda: _made("linear", 13, [[4, 2] * 6], 3, learning_rate=_rate(0.05), replicas=2),
+    ),
+    Probe("a NaN", (), _with_nan),
+)

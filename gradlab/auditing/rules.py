@@ -1,0 +1,241 @@
+"""The rules of a training loop, and the weights that a loop with such rules gets: right ones and wrong ones alike."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gradlab.auditing.models import SHAPES, Weights
+from gradlab.auditing.problem import BETAS, EPSILON, MOMENTUM, Problem
+
+
+@dataclass(frozen=True)
+class LoopRules:
+    """What a training loop does. The defaults are right: each update is that of the large batch.
+
+    Attributes:
+        alike: count all micro-batches of a window alike, whatever their number of examples or tokens.
+        divisor: divide the sum of a window by what was "seen"; by "k" full micro-batches; by "none"; or by what was
+            seen, and multiply by the "share" of k micro-batches that were there, or by their "count".
+        twice: divide by k once more.
+        keep: "all" micro-batches of a window, or only the gradient of the "first" or the "last". "first of all" and
+            "last of all" still divide by all of them.
+        reset: after an update, set to zero "all", "none", or only the "divisor".
+        window: how many micro-batches more than k a window has; None: an update follows micro-batches 0, k, 2k, ...
+        tail: the rest of an epoch makes an update of its own ("updates"), is "dropped", is "carried" into the next
+            epoch, or is "added" to the first window of the next epoch, whose counting starts at 0.
+        step: an update for each "window" or "each" micro-batch, "each by k" if divided by k, or "running" if nothing is
+            set to zero before the window ends.
+        recorded: whether the weights are recorded after every update, or after each window.
+        clip: the gradient of the "window", "each" mean gradient of a micro-batch, its part of the mean ("part"), or the
+            "running" mean after each micro-batch.
+        schedule: the rate is that of the update, or of another number: a function (updates, micro-batches, k).
+        correction: Adam's number of steps, likewise.
+        decay: once for each "update"; for each micro-batch as it comes ("microbatch"), or k times at the update.
+        precision: the type of the sum, "float16" or "bfloat16"; None: exact.
+        replicas: the mean over all examples ("all"), or the "mean" or the "sum" of the replicas' means.
+        nonfinite: a NaN "spreads"; its "window" or its "microbatch" is left out; or it "stays" in the sum, so that
+            windows are left out from then on.
+        recorded_skips: whether the weights are recorded after a window that was left out.
+    """
+
+    alike: bool = False
+    divisor: str = "seen"
+    twice: bool = False
+    keep: str = "all"
+    reset: str = "all"
+    window: int | None = 0
+    tail: str = "updates"
+    step: str = "window"
+    recorded: str = "updates"
+    clip: str = "window"
+    schedule: Callable[[int, int, int], int] = lambda updates, microbatches, k: updates
+    correction: Callable[[int, int, int], int] = lambda updates, microbatches, k: updates + 1
+    decay: str = "update"
+    precision: str | None = None
+    replicas: str = "all"
+    nonfinite: str = "spreads"
+    recorded_skips: bool = True
+
+
+def trajectory(problem: Problem, rules: LoopRules, gradients: Callable | None = None) -> Iterator[np.ndarray]:
+    """The weights after each update of a loop with these rules, each as one vector.
+
+    Args:
+        problem: the training.
+        rules: the rules.
+        gradients: a function (weights as a vector, micro-batch) -> the mean gradient as a vector. None: the problem's.
+    """
+    run = _Run(problem, rules, gradients or gradients_of(problem))
+    with np.errstate(invalid="ignore", over="ignore"):
+        for epoch in problem.epochs:
+            yield from run.epoch(epoch)
+
+
+def as_vector(model: str, weights: Weights) -> np.ndarray:
+    """The weights of a model one after the other, in the order of `SHAPES`."""
+    return np.concatenate([np.ravel(weights[name]) for name in SHAPES[model]]).astype(float)
+
+
+def gradients_of(problem: Problem) -> Callable[[np.ndarray, tuple], np.ndarray]:
+    """A function (weights as a vector, micro-batch) -> the mean gradient as a vector, which remembers its results."""
+    shapes = SHAPES[problem.model]
+    cuts = np.cumsum([np.prod(shape, dtype=int) for shape in shapes.values()])[:-1]
+    known: dict[tuple, np.ndarray] = {}
+
+    def gradients(vector, microbatch):
+        key = id(microbatch), vector.tobytes()
+        if key not in known:
+            parts = np.split(vector, cuts)
+            weights = {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts)}
+            found = problem.gradients(weights, microbatch)[1]
+            known[key] = np.concatenate([found[name].ravel() for name in shapes])
+        return known[key]
+
+    return gradients
+
+
+class _Run:
+    """The state of a loop."""
+
+    def __init__(self, problem: Problem, rules: LoopRules, gradients: Callable):
+        self._problem, self._rules, self._gradients = problem, rules, gradients
+        self._weights = as_vector(problem.model, problem.weights)
+        self._moments = np.zeros((2, self._weights.size))
+        self._updates = self._microbatches = self._position = 0
+        self._full = max(problem.size(one) for epoch in problem.epochs for one in epoch)
+        self._zero()
+
+    def _zero(self) -> None:
+        replicas = self._problem.replicas
+        self._sums = np.zeros((replicas, self._weights.size))
+        self._sizes, self._counts = np.zeros(replicas), np.zeros(replicas)
+
+    def epoch(self, microbatches: list[tuple]) -> Iterator[np.ndarray]:
+        """The weights after each update of an epoch."""
+        rules = self._rules
+        if rules.tail == "added":
+            self._position = 0
+        for number, microbatch in enumerate(microbatches):
+            self._add(microbatch)
+            ends = self._ends(number) or (rules.tail == "updates" and number == len(microbatches) - 1)
+            if rules.step != "window" or ends:
+                applied = self._update(ends)
+                if (rules.recorded == "updates" or ends) and (applied or rules.recorded_skips):
+                    yield self._weights
+            if ends:
+                self._position = 0
+        if rules.tail == "dropped":
+            self._zero()
+            self._position = 0
+
+    def _ends(self, number: int) -> bool:
+        """Whether a window ends after this micro-batch of an epoch."""
+        k = self._problem.k * self._problem.replicas
+        return number % k == 0 if self._rules.window is None else self._position == max(1, k + self._rules.window)
+
+    def _add(self, microbatch: tuple) -> None:
+        rules, problem = self._rules, self._problem
+        gradient = self._gradients(self._weights, microbatch)
+        size = 1.0 if rules.alike else problem.size(microbatch)
+        replica, first = self._position % problem.replicas, self._position < problem.replicas
+        self._position += 1
+        self._microbatches += 1
+        if rules.decay == "microbatch" and problem.weight_decay:
+            self._decay(1)
+        if rules.nonfinite == "microbatch" and not np.isfinite(gradient).all():
+            return
+        limit = problem.clip_norm
+        if limit and rules.clip in ("each", "part"):
+            gradient = _clipped(gradient, limit * (1 if rules.clip == "each" else problem.k))
+        kept = first or not rules.keep.startswith("first")
+        if rules.keep.startswith("last"):
+            self._sums[replica] = 0
+            if rules.keep == "last":
+                self._sizes[replica] = self._counts[replica] = 0
+        if kept:
+            self._sums[replica] = _rounded(self._sums[replica] + size * gradient, rules.precision)
+        if kept or rules.keep == "first of all":
+            self._sizes[replica] += size
+            self._counts[replica] += 1
+        if limit and rules.clip == "running":
+            full = problem.k * (1.0 if rules.alike else self._full)
+            self._sums[replica] = _clipped(self._sums[replica], limit * full)
+
+    def _mean(self) -> np.ndarray:
+        """The gradient of the window."""
+        k, replicas = self._problem.k, self._problem.replicas
+        if self._rules.replicas == "all":
+            return self._divided(self._sums.sum(0), self._sizes.sum(), self._counts.sum(), k * replicas)
+        parts = [self._divided(*part, k) for part in zip(self._sums, self._sizes, self._counts)]
+        return np.sum(parts, axis=0) / (replicas if self._rules.replicas == "mean" else 1)
+
+    def _divided(self, total: np.ndarray, size: float, count: float, k: int) -> np.ndarray:
+        rules, mean = self._rules, total / max(size, 1e-300)
+        by = {
+            "seen": lambda: mean,
+            "k": lambda: total / (k * (1.0 if rules.alike else self._full)),
+            "none": lambda: total,
+            "share": lambda: mean * count / k,
+            "count": lambda: mean * count,
+        }
+        divided = by[rules.divisor]()
+        return divided / k if rules.twice or rules.step == "each by k" else divided
+
+    def _update(self, ends: bool) -> bool:
+        """Makes an update. Returns False for one that was left out."""
+        rules, problem, gradient = self._rules, self._problem, self._mean()
+        if rules.nonfinite in ("window", "stays") and not np.isfinite(gradient).all():
+            if rules.nonfinite == "window":
+                self._zero()
+            return False
+        if problem.clip_norm and rules.clip == "window":
+            gradient = _clipped(gradient, problem.clip_norm)
+        if problem.weight_decay and rules.decay != "microbatch":
+            self._decay(1 if rules.decay == "update" else problem.k)
+        self._weights = self._weights - self._rate() * self._direction(gradient)
+        self._updates += 1
+        if rules.step != "running" or ends:
+            if rules.reset == "all":
+                self._zero()
+            elif rules.reset == "divisor":
+                self._sizes, self._counts = np.zeros_like(self._sizes), np.zeros_like(self._counts)
+        return True
+
+    def _rate(self) -> float:
+        number = self._rules.schedule(self._updates, self._microbatches, self._problem.k)
+        return float(self._problem.learning_rate(max(0, number)))
+
+    def _decay(self, times: int) -> None:
+        self._weights = self._weights * (1 - self._rate() * self._problem.weight_decay) ** times
+
+    def _direction(self, gradient: np.ndarray) -> np.ndarray:
+        """What the optimizer subtracts, divided by the learning rate."""
+        optimizer = self._problem.optimizer
+        if optimizer == "sgd":
+            return gradient
+        if optimizer == "momentum":
+            self._moments[0] = MOMENTUM * self._moments[0] + gradient
+            return self._moments[0].copy()
+        number = self._rules.correction(self._updates, self._microbatches, self._problem.k)
+        for moment, beta, value in zip(self._moments, BETAS, (gradient, gradient**2)):
+            moment[:] = beta * moment + (1 - beta) * value
+        first, second = (moment / (1 - beta**number) for moment, beta in zip(self._moments, BETAS))
+        return first / (np.sqrt(second) + EPSILON)
+
+
+def _clipped(gradient: np.ndarray, limit: float) -> np.ndarray:
+    norm: Any = np.linalg.norm(gradient)
+    return gradient * (limit / norm) if norm > limit else gradient
+
+
+def _rounded(total: np.ndarray, precision: str | None) -> np.ndarray:
+    """The numbers that are left of a sum in half precision."""
+    if precision is None:
+        return total
+    if precision == "float16":
+        return total.astype(np.float16).astype(float)
+    bits = total.astype(np.float32).view(np.uint32)  # bfloat16 is the upper half of float32, rounded to even
+    bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
+    return bits.view(np.float32).astype(float)
