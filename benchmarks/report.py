@@ -4,7 +4,7 @@ import json
 import pathlib
 import re
 
-from benchmarks import first_update, growth, memory, six_models, speed, tokens, training, whole_batch
+from benchmarks import auto_size, first_update, growth, memory, six_models, speed, tokens, training, whole_batch
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 JSON = ROOT / "data" / "results" / "bench.json"
@@ -55,12 +55,13 @@ def write(found: dict) -> None:
         SIX_MODELS.write_text(between_markers(SIX_MODELS.read_text(), six_models.as_table(found["six"])))
 
 
-def between_markers(text: str, tables: str) -> str:
-    """Replaces what stands between the markers of a text.
+def between_markers(text: str, tables: str, markers: tuple[str, str] = MARKERS) -> str:
+    """Replaces what stands between two markers of a text.
 
     Args:
         text: a text that contains the markers.
         tables: what to put between them.
+        markers: the first and the last marker.
 
     Returns:
         The new text.
@@ -72,7 +73,7 @@ def between_markers(text: str, tables: str) -> str:
         >>> between_markers("a <!-- bench -->old<!-- /bench --> b", "new")
         'a <!-- bench -->\\nnew\\n<!-- /bench --> b'
     """
-    first, last = MARKERS
+    first, last = markers
     if first not in text or last not in text:
         raise ValueError(f"The page must contain the markers {first} and {last}. Received: a text without them")
     return re.sub(f"{first}.*?{last}", lambda _: f"{first}\n{tables}\n{last}", text, flags=re.S)
@@ -102,6 +103,8 @@ def as_markdown(found: dict) -> str:
     if "curve" in found:
         title = "Peak memory of the whole process, residual network at 32x32, and what trains in 1, 2 and 4 GiB"
         parts += [f"**{title}**", memory.curve_as_table(found["curve"])]
+    if "auto" in found:
+        parts += ['**The size that `microbatch_size="auto"` chooses**, in fit', auto_size.as_table(found["auto"])]
     if "first" in found:
         parts += ["**Time to the first update**, micro-batches of 2", first_update.as_table(found["first"])]
     if "whole" in found:

@@ -59,7 +59,12 @@ MODELS = {
     ),
     "VAE": Model(64, 256, 8, f"{_IN_STEP}: 3 lines", "refused", "own_train_step.md"),
     "GAN": Model(
-        64, 128, 4, f"{_IN_STEP}: 3 lines", "refused", "own_train_step.md#two-optimizers-and-random-input-a-gan"
+        64,
+        128,
+        4,
+        f"{_IN_STEP}: 3 lines for each of the two networks",
+        "refused",
+        "own_train_step.md#two-optimizers-and-random-input-a-gan",
     ),
     "text transformer": Model(
         512, 256, 2, "`gradlab.token_batches(...)`, " + _WRAP.format('"given"'), "padded", "tokens.md#less-padding"

@@ -151,7 +151,7 @@ def _doctor(chosen: argparse.Namespace) -> int:
 
 
 def _audit(chosen: argparse.Namespace) -> int:
-    _check_out_file(chosen.plot)
+    _check_out_file(chosen.plot, "--plot")
     found = _module("auditing.command").audit_named(chosen.adapter, chosen.supports)
     print(found.json() if chosen.json else found.markdown() if chosen.markdown else found.text())
     if chosen.plot and not found.clean:
@@ -251,9 +251,9 @@ def _readable(rule: str, path: str) -> Iterator[None]:
         raise ValueError(f"{rule}. Received: {path}, which cannot be read ({error.strerror})") from None
 
 
-def _check_out_file(path: pathlib.Path | None) -> None:
+def _check_out_file(path: pathlib.Path | None, option: str = "--out") -> None:
     """Raise ValueError if the result could not be written to this path later."""
-    rule = "--out must be a file in an existing folder"
+    rule = f"{option} must be a file in an existing folder"
     if path is None:
         return
     if path.is_dir():

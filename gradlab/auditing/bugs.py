@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from itertools import product
 from typing import Any, NamedTuple
 
 from gradlab.auditing.rules import LoopRules
 
 PITFALLS = "notebooks/07_pitfalls.ipynb"
 ACCUMULATION = "notebooks/04_variable_accumulation.ipynb"
+MEMORY = "notebooks/09_memory.ipynb"
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,7 @@ class Bug:
     Attributes:
         sentence: what the loop does, and what it should do.
         fix: the line to change.
-        section: where the course explains it: a notebook, or a section of one.
+        section: where the course explains it: a notebook and the heading of a section, with a comma between.
         variants: the ways in which loops have it: for each the fields of `LoopRules` that differ.
     """
 
@@ -36,6 +38,14 @@ class Hypothesis(NamedTuple):
 
 CORRECT = Hypothesis(frozenset(), LoopRules())
 
+
+def _variants(**choices: tuple) -> list[dict[str, Any]]:
+    """All combinations of some choices for fields, each with the fields that differ from the defaults."""
+    found = [dict(zip(choices, values)) for values in product(*choices.values())]
+    plain = LoopRules()
+    return [{name: value for name, value in one.items() if value != getattr(plain, name)} for one in found]
+
+
 BUGS = {
     "sum_for_mean": Bug(
         "The update gets the sum of the micro-batches' gradients, not their mean: it is about k times too large.",
@@ -44,7 +54,7 @@ BUGS = {
         ({"divisor": "none"}, {"divisor": "count"}, {"replicas": "sum"}),
     ),
     "divided_by_k": Bug(
-        "A window with fewer than k micro-batches is divided by k, not by what it saw: its update is too small.",
+        "A window with fewer than k micro-batches is divided by k instead of by its own size: its update is too small.",
         "Count the micro-batches, examples or tokens of the window, and divide by that count.",
         f"{PITFALLS}, 2. The ragged tail divided by k",
         ({"divisor": "k"}, {"divisor": "share"}),
@@ -53,16 +63,20 @@ BUGS = {
         "The micro-batches that are left at the end of an epoch make no update: their examples are lost.",
         "Update after the last micro-batch of an epoch, too.",
         f"{PITFALLS}, 3. The tail dropped, or carried into the next epoch",
-        ({"tail": "dropped"},),
+        ({"tail": "dropped"}, {"stops": True}),
     ),
     "tail_carried": Bug(
         "The gradients that are left at the end of an epoch go into the first window of the next one.",
         "Update after the last micro-batch of an epoch, too, and set the sum to zero.",
         f"{PITFALLS}, 3. The tail dropped, or carried into the next epoch",
-        ({"tail": "carried"}, {"tail": "added"}),
+        (
+            {"tail": "carried"},
+            {"tail": "carried", "stops": True},
+            *_variants(tail=("added",), divisor=("seen", "k", "share")),
+        ),
     ),
     "mean_of_means": Bug(
-        "Micro-batches with different numbers of examples or tokens count alike: the loss is a mean of means.",
+        "Micro-batches with different numbers of examples or tokens get equal weight: the loss is a mean of means.",
         "Weight each micro-batch by its examples or tokens, and divide by their sum.",
         f"{PITFALLS}, 4. Tokens: a mean of means",
         ({"alike": True}, {"replicas": "mean"}),
@@ -108,29 +122,28 @@ BUGS = {
     "first_only": Bug(
         "Only the first micro-batch of a window counts.",
         "Add each micro-batch's gradient to the sum.",
-        ACCUMULATION,
+        f"{ACCUMULATION}, Step 3: add and apply",
         ({"keep": "first"}, {"keep": "first of all"}),
     ),
     "last_only": Bug(
         "Only the last micro-batch of a window counts: its gradient replaces the sum.",
         "Add each micro-batch's gradient to the sum; set it to zero after an update only.",
-        ACCUMULATION,
+        f"{ACCUMULATION}, Step 3: add and apply",
         ({"keep": "last"}, {"keep": "last of all"}),
     ),
     "not_reset": Bug(
         "The sum is not set to zero after an update: old gradients are applied again and again.",
         "Set the sum to zero after each update.",
-        ACCUMULATION,
-        ({"reset": "divisor"}, {"reset": "none"}),
+        f"{ACCUMULATION}, Step 2: zero",
+        ({"reset": "divisor"}, {"reset": "none"}, {"reset": "kept"}),
     ),
     "step_per_microbatch": Bug(
         "The optimizer makes a step for each micro-batch: nothing is accumulated.",
         "Call the optimizer once per window.",
-        ACCUMULATION,
-        tuple(
-            {"step": step, "recorded": recorded}
-            for step in ("each", "each by k", "running")
-            for recorded in ("updates", "windows")
+        f"{ACCUMULATION}, The order of operations",
+        (
+            *_variants(step=("each", "running"), divisor=("seen", "window"), recorded=("updates", "windows")),
+            *_variants(step=("each by k",), recorded=("updates", "windows")),
         ),
     ),
     "scaled_twice": Bug(
@@ -144,23 +157,21 @@ BUGS = {
         "Update when (number + 1) % k == 0, counted from 0; the first update has the rate of update 0.",
         f"{PITFALLS}, 6. Clocks: schedules and Adam count micro-batches",
         (
-            {"window": 1},
-            {"window": -1},
-            {"window": None},
+            *_variants(window=(1, -1, "early", "late"), divisor=("seen", "k")),
             {"schedule": lambda updates, microbatches, k: updates + 1},
             {"schedule": lambda updates, microbatches, k: updates - 1},
         ),
     ),
     "nonfinite_poisons": Bug(
-        "A NaN in one micro-batch stays in the sum: no later window makes a finite update.",
-        "Set the sum to zero when a window is left out, too.",
-        ACCUMULATION,
+        "A NaN in one micro-batch spoils all later windows: it reaches the weights, or stays in the sum.",
+        "Leave out a window that is not finite, and set the sum to zero then, too.",
+        f"{MEMORY}, One bad micro-batch",
         ({"nonfinite": "stays"}, {"nonfinite": "stays", "recorded_skips": False}),
     ),
     "low_precision_sum": Bug(
         "Gradients are summed in half precision: what is small beside the sum is lost.",
         "Sum in float32, whatever the type of the gradients.",
-        "notebooks/09_memory.ipynb",
+        f"{MEMORY}, Half precision: what must not be halved",
         ({"precision": "float16"}, {"precision": "bfloat16"}),
     ),
 }
@@ -181,7 +192,10 @@ def after_nan(known: list[Hypothesis]) -> Iterator[tuple[str, Hypothesis]]:
         for note, policy in POLICIES:
             yield note, Hypothesis(one.bugs, replace(one.rules, **policy))
         for policy in BUGS[bug].variants:
-            yield "", Hypothesis(one.bugs | {bug}, replace(one.rules, **policy))
+            if one.rules.reset == "all":
+                yield "", Hypothesis(one.bugs | {bug}, replace(one.rules, **policy))
+            else:  # it stays because nothing is ever set to zero, which is a bug of its own
+                yield "A NaN stays in the sum.", Hypothesis(one.bugs, replace(one.rules, **policy))
 
 
 def with_one_more(hypothesis: Hypothesis) -> Iterator[Hypothesis]:

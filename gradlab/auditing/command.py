@@ -1,5 +1,6 @@
 """The audit of a loop that a command line names."""
 
+import contextlib
 import importlib
 import os
 import sys
@@ -24,8 +25,9 @@ def audit_named(adapter: str, supports: str | None = None) -> Audit:
     sys.path.insert(0, os.getcwd())
     try:
         train = getattr(importlib.import_module(module), name)
-        features = tuple(supports.split(",")) if supports else getattr(sys.modules[module], "supports", None)
-        return audit(train, features)
+        with contextlib.redirect_stdout(sys.stderr):  # whatever the loop prints
+            return audit(train, tuple(supports.split(",")) if supports else None)
     except Exception as error:  # whatever the loop or its imports raise
         what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise ValueError(f"{adapter} could not be audited. {what}") from error
+        where = getattr(error, "__notes__", [])
+        raise ValueError(" ".join([f"{adapter} could not be audited.", *where, what])) from error

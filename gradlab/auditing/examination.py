@@ -1,5 +1,6 @@
 """audit: runs the probes through a training loop, and names the bugs that explain what it does."""
 
+import sys
 from collections.abc import Callable, Collection, Mapping
 from itertools import pairwise
 from typing import Any
@@ -12,7 +13,7 @@ from gradlab.auditing.probes import BY_DEFAULT, FEATURES, PROBES, Probe
 from gradlab.auditing.problem import Problem
 from gradlab.auditing.report import Audit, Evidence, Finding
 from gradlab.auditing.rules import as_vector, gradients_of, trajectory
-from gradlab.auditing.verdict import Seen, distance, explain, first_difference, smallest
+from gradlab.auditing.verdict import ROUNDING, Seen, distance, explain, first_difference, smallest
 
 
 def audit(train: Callable[[Problem], list], supports: Collection[str] | None = None) -> Audit:
@@ -27,14 +28,14 @@ def audit(train: Callable[[Problem], list], supports: Collection[str] | None = N
         train: a function (problem) -> the weights after each update: a list of dicts of arrays, with the names and the
             shapes of problem.weights. It may raise NotImplementedError for a problem that it cannot train.
         supports: the features of the loop, of "tokens", "clip_norm", "schedule", "momentum", "adam", "adamw",
-            "replicas" and "nonfinite"; probes of others are skipped. None: the attribute `supports` of train, or all
-            but the last two.
+            "replicas" and "nonfinite"; probes of others are skipped. None: the attribute `supports` of train or of its
+            module, or all but the last two.
 
     Returns:
         An `Audit`: `clean`, `findings`, `skipped` and `notes`. In a notebook it is shown as a table.
 
     Raises:
-        ValueError: an unknown feature, or weights that are not those of the problem.
+        ValueError: an unknown feature, weights that are not those of the problem, or no probe that the loop trains.
 
     Example:
         >>> def train(problem):
@@ -52,7 +53,8 @@ def audit(train: Callable[[Problem], list], supports: Collection[str] | None = N
     """
     if not callable(train):
         raise ValueError(f"train must be a function (problem) -> the weights after each update. Received: {train!r}")
-    chosen = getattr(train, "supports", None) if supports is None else supports
+    module = sys.modules.get(getattr(train, "__module__", ""))
+    chosen = getattr(train, "supports", getattr(module, "supports", None)) if supports is None else supports
     examination = _Examination(train, _features(BY_DEFAULT if chosen is None else chosen))
     for probe in PROBES:
         examination.run(probe)
@@ -76,7 +78,7 @@ class _Examination:
         self._more: list[Finding] = []
         self._skipped: dict[str, str] = {}
         self._notes: list[str] = []
-        self._unknown = ""  # the probe that nothing explains
+        self._unknown = ""  # the probe of full windows, if nothing explains it
 
     def run(self, probe: Probe) -> None:
         """Runs one probe."""
@@ -87,42 +89,47 @@ class _Examination:
         if missing:
             self._skipped[probe.name] = f"the loop does not support {', '.join(missing)}"
             return
+        has_nan = probe.name == "a NaN"
         try:
             found = weights_of(self._train, probe)
         except NotImplementedError as error:
             self._skipped[probe.name] = str(error) or "the adapter does not train it"
-            return
-        except ArithmeticError as error:
-            if probe.name != "a NaN":
+        except Exception as error:
+            if not has_nan:  # the other probes ran, so here the loop stumbled over the NaN
+                error.add_note(f'The audit was running the probe "{probe.name}".')
                 raise
             self._notes.append(f"A NaN in a micro-batch raises {type(error).__name__}.")
-            return
-        if probe.name == "a NaN":
-            self._judge_nan(probe, found)
         else:
-            self._judge(probe, found)
+            (self._judge_nan if has_nan else self._judge)(probe, found)
 
     def _judge(self, probe: Probe, found: list[np.ndarray]) -> None:
         problem = probe.make()
-        self._seen.insert(0, Seen(problem, found, gradients_of(problem)))
-        matching = explain(self._seen, self._known)
+        new = Seen(problem, found, gradients_of(problem), probe.is_exact)
+        seen = [new, *self._seen]
+        matching = explain(seen, self._known)
         if not matching:
-            self._unknown = probe.name
+            if probe.name == "full windows":  # what goes wrong elsewhere says nothing about the other probes
+                self._unknown = probe.name
             evidence = _evidence(probe, problem, found, self._known[0], None)
             words = "from the first one" if evidence.update == 1 else f"from update {evidence.update} on"
             sentence = f"The weights are wrong {words}, and no known bug or pair of bugs explains them."
+            if any(first_difference(*new, one, ROUNDING) is None for one in self._known):
+                sentence = f"The weights are imprecise {words}, as with TensorFloat-32: use float32 throughout."
             self._more.append(Finding("unknown", sentence, evidence))
             return
         for one in matching:
             for name in one.bugs:
                 self._evidence.setdefault(name, _evidence(probe, problem, found, self._known[0], one))
-        self._known = matching
+        self._known, self._seen = matching, seen
 
     def _judge_nan(self, probe: Probe, found: list[np.ndarray]) -> None:
         """What the loop does with a NaN, which need not be a bug."""
         problem, before = probe.make(), self._known[0]
+        if all(np.isfinite(weights).all() for weights in trajectory(problem, before.rules)):
+            self._notes.append("The loop never used the micro-batch with a NaN.")
+            return
         for note, hypothesis in after_nan(self._known):
-            if first_difference(problem, found, hypothesis) is not None:
+            if first_difference(problem, found, None, False, hypothesis) is not None:
                 continue
             bug = "nonfinite_poisons"
             spreads = hypothesis.rules.nonfinite == "spreads"
@@ -136,6 +143,9 @@ class _Examination:
 
     def result(self) -> Audit:
         """The verdict after all probes."""
+        if not self._seen and not self._more:
+            reason = next(iter(self._skipped.values()))
+            raise ValueError(f"train must train the model of at least one probe. Received: none; {reason}")
         sets = smallest(self._known)
         sure = frozenset.intersection(*sets)
         findings = [
@@ -155,7 +165,7 @@ def _evidence(
     probe: Probe, problem: Problem, found: list[np.ndarray], before: Hypothesis, after: Hypothesis | None
 ) -> Evidence:
     """Where weights first differ from those of a loop as it was known before."""
-    update = first_difference(problem, found, before) or 0
+    update = first_difference(problem, found, None, False, before) or 0
     right = list(trajectory(problem, CORRECT.rules))
     with_bug = list(trajectory(problem, after.rules)) if after else []
     near = None if after is None else distance(problem, with_bug, found, update)
@@ -177,7 +187,7 @@ def weights_of(train: Callable[[Problem], Any], probe: Probe) -> list[np.ndarray
         shapes = {name: np.shape(value) for name, value in weights.items()}
         if shapes != SHAPES[problem.model]:
             raise ValueError(f"{rule} their shapes must be {SHAPES[problem.model]}. Received: {shapes}")
-    if any(one[name] is other[name] for one, other in pairwise(given) for name in one):
+    if any(np.may_share_memory(one[name], other[name]) for one, other in pairwise(given) for name in one):
         raise ValueError(f"{rule} each must have arrays of its own: copy them. Received: one array in two of them")
     found = [as_vector(problem.model, weights) for weights in given]
     start = as_vector(problem.model, problem.weights)

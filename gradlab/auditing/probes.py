@@ -17,7 +17,7 @@ FEATURES = {
     "adam": "Adam",
     "adamw": "AdamW with weight decay",
     "replicas": "several replicas that share the micro-batches of a window",
-    "nonfinite": "leaving out what is not finite",
+    "nonfinite": "leaving out gradients that are not finite",
 }
 BY_DEFAULT = tuple(name for name in FEATURES if name not in ("replicas", "nonfinite"))
 
@@ -29,11 +29,13 @@ class Probe(NamedTuple):
         name: what it looks at.
         needs: the features that a loop must support for it.
         make: a function () -> a new `Problem`, whose arrays nobody else has.
+        is_exact: whether a sum in half precision is known to the digit.
     """
 
     name: str
     needs: tuple[str, ...]
     make: Callable[[], Problem]
+    is_exact: bool = False
 
 
 def _batches(model: str, sizes: list[int], seed: int) -> list[tuple]:
@@ -82,11 +84,12 @@ def _rate(rate: float) -> Callable[[int], float]:
 
 
 PROBES = (
+    Probe("a long window", (), _halves, is_exact=True),
     Probe("full windows", (), lambda: _made("linear", 1, [[3] * 12], 4, learning_rate=_rate(0.05))),
-    Probe("sums in half precision", (), _halves),
     Probe("two layers", (), lambda: _made("two_layers", 2, [[3] * 6], 2, learning_rate=_rate(0.5))),
     Probe("embeddings", (), lambda: _made("embedding", 3, [[4] * 6], 3, learning_rate=_rate(0.3))),
     Probe("a short window", (), lambda: _made("linear", 4, [[3] * 10] * 2, 4, learning_rate=_rate(0.05))),
+    Probe("a short epoch", (), lambda: _made("linear", 14, [[3] * 3] * 3, 5, learning_rate=_rate(0.05))),
     Probe(
         "a short micro-batch",
         (),

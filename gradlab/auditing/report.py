@@ -2,6 +2,7 @@
 
 import html
 import json
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +21,8 @@ class Evidence:
     Attributes:
         probe: the name of the training.
         update: the first update after which the weights differ, counted from 1.
-        distance: how far they are from the large batch's, as a share of the way that these went from the start.
+        distance: the distance from the large batch's weights, relative to how far those moved from the start; NaN if
+            one of them is not there or not finite.
         distance_with_bug: the same for the weights that a loop with the bugs named so far has; None if none is known.
         weights, right, with_bug: the weights after each update as vectors: those of the loop, of the large batch, and
             of a loop with the bugs.
@@ -36,13 +38,16 @@ class Evidence:
 
     def __str__(self) -> str:
         where = f'In the probe "{self.probe}"'
-        if self.distance != self.distance:
-            found, expected = len(self.weights), len(self.right)
+        found, expected = len(self.weights), len(self.right)
+        if self.update > min(found, expected):
             return f"{where} the loop makes {found} updates, and the large batch {expected}."
+        if not math.isfinite(self.distance):
+            return f"{where}, the weights are not finite after update {self.update}."
         words = f"{where}, after update {self.update}: {self.distance:.2g} from the weights of the large batch"
         if self.distance_with_bug is not None:
-            words += f", {self.distance_with_bug:.1g} from those of a loop with this bug"
-        return f"{words} (1 is the way that the right weights went)."
+            near = "less than 1e-6" if self.distance_with_bug < 1e-6 else f"{self.distance_with_bug:.1g}"
+            words += f", {near} from those of a loop with this bug"
+        return f"{words} (relative to how far the correct weights moved)."
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ class Finding:
         sentence: what the loop does.
         evidence: the `Evidence`; its text says where the bug shows, in numbers.
         fix: what to change; empty if the bug is not known.
-        section: where the course explains it.
+        section: where the course explains it: a notebook and the heading of a section.
         candidates: for "ambiguous", the names, those of pairs joined by "and".
     """
 
@@ -66,24 +71,31 @@ class Finding:
     section: str = ""
     candidates: tuple[str, ...] = ()
 
+    @property
+    def link(self) -> str:
+        """The address of the section, below the folder of gradlab; empty if the bug is not known."""
+        notebook, _, heading = self.section.partition(", ")
+        return f"{notebook}#{heading.replace(' ', '-')}" if notebook else ""
+
     def summary(self) -> dict[str, Any]:
         """The finding for JSON."""
         evidence = self.evidence
         numbers = {"probe": evidence.probe, "update": evidence.update, "text": str(evidence)}
         for name in ("distance", "distance_with_bug"):
             value = getattr(evidence, name)
-            numbers[name] = None if value is None or value != value else value
+            numbers[name] = None if value is None or not math.isfinite(value) else value
         return {
             "bug": self.bug,
             "sentence": self.sentence,
             "evidence": numbers,
             "fix": self.fix,
             "section": self.section,
+            "link": self.link,
             "candidates": list(self.candidates),
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Audit:
     """What an audit found.
 
@@ -124,7 +136,8 @@ class Audit:
         if self.findings:
             lines += ["| bug | what the loop does | numbers | fix |", "| --- | --- | --- | --- |"]
             lines += [f"| `{one.bug}` | {one.sentence} | {one.evidence} | {one.fix} |" for one in self.findings]
-            lines += ["", *(f"- `{one.bug}` is explained in {one.section}" for one in self.findings if one.section), ""]
+            explained = [one for one in self.findings if one.section]
+            lines += ["", *(f"- `{one.bug}` is explained in [{one.section}]({one.link})" for one in explained), ""]
         return "\n".join([*lines, *(f"- {remark}" for remark in self._remarks())])
 
     def json(self) -> str:
@@ -152,17 +165,15 @@ class Audit:
         skipped = [f'Skipped "{name}": {reason}.' for name, reason in self.skipped.items()]
         return [*self.notes, *skipped, TOLD]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return self.text()
 
     def _repr_html_(self) -> str:
         """The report as a table in a notebook."""
-        rows = [(f"<code>{one.bug}</code>", one.sentence, str(one.evidence), one.fix) for one in self.findings]
-        cells = "".join(
-            f"<tr><td>{name}</td>{''.join(f'<td>{html.escape(each)}</td>' for each in more)}</tr>"
-            for name, *more in rows
-        )
-        head = "".join(f"<th>{name}</th>" for name in ("bug", "what the loop does", "numbers", "fix"))
-        table = f"<table style='text-align:left'><tr>{head}</tr>{cells}</table>" if rows else ""
+        names = ("bug", "what the loop does", "numbers", "fix", "explained in")
+        rows = [(one.bug, one.sentence, str(one.evidence), one.fix, one.section) for one in self.findings]
+        cells = "".join(f"<tr>{''.join(f'<td>{html.escape(each)}</td>' for each in row)}</tr>" for row in rows)
+        head = "".join(f"<th>{name}</th>" for name in names)
+        table = f"<table class='gradlab-audit' style='text-align:left'><tr>{head}</tr>{cells}</table>" if rows else ""
         remarks = "".join(f"<li>{html.escape(remark)}</li>" for remark in self._remarks())
         return f"<b>{self._title}</b>{table}<ul>{remarks}</ul>"

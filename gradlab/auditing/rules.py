@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,19 @@ class LoopRules:
 
     Attributes:
         alike: count all micro-batches of a window alike, whatever their number of examples or tokens.
-        divisor: divide the sum of a window by what was "seen"; by "k" full micro-batches; by "none"; or by what was
-            seen, and multiply by the "share" of k micro-batches that were there, or by their "count".
+        divisor: divide the sum of a window by what was "seen"; by what the whole "window" has, known beforehand; by "k"
+            full micro-batches; by "none"; or by what was seen, and multiply by the "share" of k micro-batches that were
+            there, or by their "count".
         twice: divide by k once more.
         keep: "all" micro-batches of a window, or only the gradient of the "first" or the "last". "first of all" and
             "last of all" still divide by all of them.
-        reset: after an update, set to zero "all", "none", or only the "divisor".
-        window: how many micro-batches more than k a window has; None: an update follows micro-batches 0, k, 2k, ...
+        reset: after an update, set to zero "all", "none", or only the "divisor"; or add the gradient that was applied
+            to the next one ("kept").
+        window: how many micro-batches more than k a window has; "early": an update follows micro-batches 0, k, 2k, ...,
+            counted from 0; "late": the same without micro-batch 0.
         tail: the rest of an epoch makes an update of its own ("updates"), is "dropped", is "carried" into the next
             epoch, or is "added" to the first window of the next epoch, whose counting starts at 0.
+        stops: training ends after as many updates as whole windows fit into each epoch.
         step: an update for each "window" or "each" micro-batch, "each by k" if divided by k, or "running" if nothing is
             set to zero before the window ends.
         recorded: whether the weights are recorded after every update, or after each window.
@@ -45,8 +50,9 @@ class LoopRules:
     twice: bool = False
     keep: str = "all"
     reset: str = "all"
-    window: int | None = 0
+    window: int | str = 0
     tail: str = "updates"
+    stops: bool = False
     step: str = "window"
     recorded: str = "updates"
     clip: str = "window"
@@ -69,8 +75,10 @@ def trajectory(problem: Problem, rules: LoopRules, gradients: Callable | None = 
     """
     run = _Run(problem, rules, gradients or gradients_of(problem))
     with np.errstate(invalid="ignore", over="ignore"):
-        for epoch in problem.epochs:
-            yield from run.epoch(epoch)
+        updates = chain.from_iterable(run.epoch(epoch) for epoch in problem.epochs)
+        size = problem.k * problem.replicas
+        most = sum(max(1, len(epoch) // size) for epoch in problem.epochs) if rules.stops else None
+        yield from islice(updates, most)
 
 
 def as_vector(model: str, weights: Weights) -> np.ndarray:
@@ -104,6 +112,7 @@ class _Run:
         self._weights = as_vector(problem.model, problem.weights)
         self._moments = np.zeros((2, self._weights.size))
         self._updates = self._microbatches = self._position = 0
+        self._kept, self._ahead = np.zeros(self._weights.size), 1.0
         self._full = max(problem.size(one) for epoch in problem.epochs for one in epoch)
         self._zero()
 
@@ -118,6 +127,9 @@ class _Run:
         if rules.tail == "added":
             self._position = 0
         for number, microbatch in enumerate(microbatches):
+            if self._position == 0:
+                window = microbatches[number : number + self._problem.k * self._problem.replicas]
+                self._ahead = float(len(window)) if rules.alike else sum(map(self._problem.size, window))
             self._add(microbatch)
             ends = self._ends(number) or (rules.tail == "updates" and number == len(microbatches) - 1)
             if rules.step != "window" or ends:
@@ -132,8 +144,11 @@ class _Run:
 
     def _ends(self, number: int) -> bool:
         """Whether a window ends after this micro-batch of an epoch."""
-        k = self._problem.k * self._problem.replicas
-        return number % k == 0 if self._rules.window is None else self._position == max(1, k + self._rules.window)
+        k, window = self._problem.k * self._problem.replicas, self._rules.window
+        if isinstance(window, int):
+            return self._position == max(1, k + window)
+        number = self._microbatches - 1 if self._rules.tail == "carried" else number
+        return number % k == 0 and (number > 0 or window == "early")
 
     def _add(self, microbatch: tuple) -> None:
         rules, problem = self._rules, self._problem
@@ -160,7 +175,7 @@ class _Run:
             self._sizes[replica] += size
             self._counts[replica] += 1
         if limit and rules.clip == "running":
-            full = problem.k * (1.0 if rules.alike else self._full)
+            full = (1.0 if rules.alike else self._full) * (1 if rules.divisor in ("none", "count") else problem.k)
             self._sums[replica] = _clipped(self._sums[replica], limit * full)
 
     def _mean(self) -> np.ndarray:
@@ -175,17 +190,18 @@ class _Run:
         rules, mean = self._rules, total / max(size, 1e-300)
         by = {
             "seen": lambda: mean,
+            "window": lambda: total / self._ahead,
             "k": lambda: total / (k * (1.0 if rules.alike else self._full)),
             "none": lambda: total,
             "share": lambda: mean * count / k,
             "count": lambda: mean * count,
         }
         divided = by[rules.divisor]()
-        return divided / k if rules.twice or rules.step == "each by k" else divided
+        return divided / self._problem.k if rules.twice or rules.step == "each by k" else divided
 
     def _update(self, ends: bool) -> bool:
         """Makes an update. Returns False for one that was left out."""
-        rules, problem, gradient = self._rules, self._problem, self._mean()
+        rules, problem, gradient = self._rules, self._problem, self._kept + self._mean()
         if rules.nonfinite in ("window", "stays") and not np.isfinite(gradient).all():
             if rules.nonfinite == "window":
                 self._zero()
@@ -197,8 +213,10 @@ class _Run:
         self._weights = self._weights - self._rate() * self._direction(gradient)
         self._updates += 1
         if rules.step != "running" or ends:
-            if rules.reset == "all":
+            if rules.reset in ("all", "kept"):
                 self._zero()
+            if rules.reset == "kept":
+                self._kept = gradient
             elif rules.reset == "divisor":
                 self._sizes, self._counts = np.zeros_like(self._sizes), np.zeros_like(self._counts)
         return True

@@ -5,6 +5,7 @@ Each function says why the public API is not enough. Checked with Keras 3.14 and
 
 import contextlib
 import random
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +13,8 @@ import keras
 import tensorflow as tf
 from keras.src.backend import compute_output_spec
 from keras.src.backend.common import global_state
-from keras.src.losses.loss import squeeze_or_expand_to_same_rank, unscale_loss_for_distribution
+from keras.src.losses import loss as loss_module
+from keras.src.losses.loss import squeeze_or_expand_to_same_rank
 from keras.src.losses.losses import LossFunctionWrapper
 from keras.src.random.seed_generator import global_seed_generator
 from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics
@@ -119,30 +121,6 @@ def compute_loss(model: keras.Model, *args: Any, training: bool) -> Any:
     return model._compute_loss(*args, training=training)
 
 
-class NoRegularizer(keras.regularizers.Regularizer):
-    """A regularizer whose loss is 0, and which remembers whether it was asked for it."""
-
-    was_asked = False
-
-    def __call__(self, weights: Any) -> tf.Tensor:
-        self.was_asked = True
-        return tf.zeros([], keras.config.floatx())
-
-
-@contextlib.contextmanager
-def without_regularizers(variables: list) -> Iterator[NoRegularizer]:
-    """Gives variables another regularizer for a while, which it yields. `losses` of a model shows them no other way."""
-    nothing = NoRegularizer()
-    kept = [(variable, variable.regularizer) for variable in variables if variable.regularizer is not None]
-    try:
-        for variable, _ in kept:
-            variable.regularizer = nothing
-        yield nothing
-    finally:
-        for variable, regularizer in kept:
-            variable.regularizer = regularizer
-
-
 def layer_that_added(model: keras.Model, loss: Any) -> str:
     """The name of the layer that added a loss. The scope that collects losses does not keep it."""
     return next((layer.name for layer in model._flatten_layers() if id(loss) in layer._loss_ids), model.name)
@@ -201,9 +179,27 @@ def same_rank(one: Any, other: Any) -> tuple:
     return squeeze_or_expand_to_same_rank(one, other)
 
 
-def unscaled(loss: Any) -> Any:
-    """A loss without the division by the number of replicas with which Keras prepares a sum over them."""
-    return unscale_loss_for_distribution(loss)
+_undivided = threading.local()
+
+
+def _divided(loss: Any, divided: Callable = loss_module.scale_loss_for_distribution) -> Any:
+    return loss if getattr(_undivided, "on", False) else divided(loss)
+
+
+loss_module.scale_loss_for_distribution = _divided
+
+
+@contextlib.contextmanager
+def undivided_losses() -> Iterator[None]:
+    """Keeps Keras, in this thread, from dividing losses by the number of replicas to prepare a sum over them.
+
+    It divides means over the examples, but no loss that is one number for a batch: a result does not show which it is.
+    """
+    before, _undivided.on = getattr(_undivided, "on", False), True
+    try:
+        yield
+    finally:
+        _undivided.on = before
 
 
 def mask_of(tensor: Any) -> Any:

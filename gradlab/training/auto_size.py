@@ -9,7 +9,7 @@ import tensorflow as tf
 from gradlab import _checks
 from gradlab._batches import examples_of
 from gradlab.training.given import GIVEN
-from gradlab.training.size_search import TOO_LITTLE, Room, Trial
+from gradlab.training.size_search import TOO_LITTLE, TOO_LITTLE_FOR_WHOLE, Room, Trial
 from gradlab.training.update import WindowUpdate
 
 Result = TypeVar("Result")
@@ -71,7 +71,7 @@ class AutoSize:
             self.variable = tf.Variable(BEFORE, trainable=False, aggregation=first, name="microbatch_size")
             self.begun = tf.Variable(0, trainable=False, aggregation=first, name="windows_begun")
         self.chosen: int | None = None
-        self._has_replicas = False
+        self._has_replicas, self._too_little = False, TOO_LITTLE
 
     def choose(self, update: WindowUpdate, batch: tuple, strategy: tf.distribute.Strategy) -> str:
         """Chooses the size, and says in a sentence which one and why.
@@ -85,15 +85,22 @@ class AutoSize:
             strategy: that of the model.
 
         Raises:
-            ValueError: not even one example is planned to fit.
+            ValueError: not even one example is planned to fit; or, with several replicas, on which nothing is tried, it
+                is not known what fits.
             MemoryError: not even one example fits.
         """
         replicas = strategy.num_replicas_in_sync
         self._has_replicas = replicas > 1
+        if update.objective.sees_whole:
+            self._too_little = TOO_LITTLE_FOR_WHOLE
         with strategy.scope():
             in_flight = update.prepare(batch if replicas == 1 else ()).count
         sizes = _sizes(int(examples_of(batch)))
         room = Room(update, batch, self._memory, replicas)
+        if self._has_replicas and not (room.is_known and room.is_planned):
+            missing = "a memory that is not known: give memory=" if room.is_planned else "a model that hides its memory"
+            rule = 'microbatch_size must be a number with several replicas, unless "auto" can plan what fits'
+            raise ValueError(f"{rule}. Received: {missing}")
         fitting = room.fitting(sizes, in_flight)
         if not fitting and update.lower_in_flight():
             in_flight, fitting = 1, room.fitting(sizes, 1)
@@ -136,7 +143,7 @@ class AutoSize:
                     raise
                 size = int(self.variable.numpy())
                 if size == 1:
-                    raise MemoryError(TOO_LITTLE) from error
+                    raise MemoryError(self._too_little) from error
                 self._set(-(-size // 2))
                 warnings.warn(
                     f"Memory ran out with micro-batches of {size} examples. From now on they have {self.chosen}.",

@@ -90,9 +90,10 @@ def check_preparable(model: Any) -> None:
         raise ValueError(f"model must be a keras.Model. Received: {model!r}")
     if has_own(model, "train_step"):
         raise ValueError(
-            "model must not have a train_step of its own, which gradlab's would replace: in it, put "
-            "gradlab.value_and_gradients(loss, variables, data, microbatch_size) in the place of the tape. "
-            f"Received: {type(model).__name__}.train_step"
+            "model must not have a train_step of its own, which gradlab's would replace. Three lines of it change: "
+            "`with tf.GradientTape() as tape:` becomes `def loss(*data):`, which returns the loss; and "
+            "`tape.gradient(...)` becomes `loss, gradients = gradlab.value_and_gradients(loss, variables, data, "
+            f"microbatch_size)`. Received: {type(model).__name__}.train_step"
         )
 
 

@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from gradlab.training import _keras_internals as internals
+from gradlab.training.objective import Objective
 
 CALLS_WARNING = (
     "{name} counts the batches it is given, in a way that gradlab cannot turn into examples: it counts each "
@@ -65,16 +66,16 @@ class MetricsPlan:
             scope.state_mapping[key] = old + (new - old) * tf.cast(of_loss if key in self.in_loss else share, old.dtype)
 
 
-def logs_of(model: keras.Model, is_own_loss: bool, outcome: Any, examples: tf.Tensor) -> dict:
+def logs_of(model: keras.Model, objective: Objective, outcome: Any, examples: tf.Tensor) -> dict:
     """Updates the metrics of the losses, and returns what a step of Keras returns.
 
     Args:
-        is_own_loss: whether the model's own `compute_loss` updates them, if it computes them.
+        objective: the losses; a `compute_loss` of the model's own updates their metrics itself.
         outcome: the loss, the losses of the outputs and the logs, of an update or of an evaluation.
         examples: the number of examples.
     """
     internals.loss_tracker(model).update_state(outcome.loss, sample_weight=examples)
-    if not is_own_loss:
+    if objective.own is None:
         for metric, loss in zip(internals.term_trackers(model), outcome.term_losses):
             metric.update_state(loss, sample_weight=examples)
     results = model.get_metrics_result()

@@ -78,12 +78,11 @@ def microbatched(
         in_flight: the number of micro-batches that are computed at once, which does not change a bit of the result. 1
             needs the least memory. More save time on several cores, and each has activations and gradients of its own.
             "auto": one for each core of a CPU if those of all but the first are small (at most 128 MiB or twice the
-            accumulators, and a quarter of the memory that is left), otherwise fewer; one on a GPU. `fit` prints the
-            choice before the first update, unless verbose is 0.
+            accumulators, and a quarter of the memory that is left), otherwise fewer; one on a GPU. `fit` prints that.
 
     Returns:
         The same model. Its attributes `microbatch_size` and `in_flight` are the numbers, or None before they are
-        chosen, and where the dataset determines the sizes.
+        chosen, and where the dataset determines the sizes; `microbatch_choice` is the sentence that says why.
 
     Raises:
         ValueError: an argument out of range, or a model with a `train_step` of its own, which gradlab's would replace.
@@ -176,7 +175,6 @@ class _Steps:
             begun=None if self._auto is None else self._auto.begun,
         )
         self._evaluation = WindowEvaluation(model, evaluation, size, self._in_flight, jit)
-        self._objective = training
         model.train_function = model.test_function = model.predict_function = None
 
     def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
@@ -186,7 +184,7 @@ class _Steps:
         check_fit(self._model, x, asked.get("class_weight"))
         in_memory = all(isinstance(part, (np.ndarray, tf.Tensor)) for part in tf.nest.flatten((x, y)))
         if self._model.compiled and in_memory:  # the labels of a dataset are checked batch by batch
-            check_labels(self._model, self._objective, x, y)
+            check_labels(self._model, self._update.objective, x, y)
         return self._original("fit")(*args, **kwargs)
 
     def make_train_function(self, force: bool = False) -> Any:
@@ -217,8 +215,10 @@ class _Steps:
     def _say(self, sentence: str) -> None:
         """Shows what was chosen, now that it is."""
         self._show("in_flight", self._update.in_flight and self._update.in_flight.count)
-        if sentence and not self._is_quiet:
-            print(sentence)
+        if sentence:
+            object.__setattr__(self._model, "microbatch_choice", sentence)
+            if not self._is_quiet:
+                print(sentence)
 
     def make_test_function(self, force: bool = False) -> Any:
         """Creates the function that `evaluate` calls."""
@@ -276,12 +276,12 @@ class _Steps:
         if not model.trainable_variables:
             warnings.warn("The model does not have any trainable weights.", stacklevel=2)
         outcome = self._update(*batch)
-        return logs_of(model, self._objective.own is not None, outcome, examples_of(batch[0]))
+        return logs_of(model, self._update.objective, outcome, examples_of(batch[0]))
 
     def test_step(self, data: Any) -> dict:
         """Evaluates one batch."""
         batch = self._batch(data, training=False)
-        return logs_of(self._model, self._objective.own is not None, self._evaluation(*batch), examples_of(batch[0]))
+        return logs_of(self._model, self._update.objective, self._evaluation(*batch), examples_of(batch[0]))
 
     def predict_step(self, data: Any) -> Any:
         """Predicts the outputs of one batch."""

@@ -5,7 +5,8 @@ lets through, or by the sum of the sample weights, depending on the loss' `reduc
 numbers is the large batch's only if every micro-batch divides by the same number. So gradlab keeps the two apart.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -31,6 +32,7 @@ class Objective:
         numbers: the names of the losses that give one number for a batch instead of one for each example, as of the
             last call: `own`, or losses of `compile`.
         unknown: the names of losses with a value for each example that may depend on other examples, likewise.
+        sees_whole: whether there is a loss over the whole batch.
 
     Raises:
         ValueError: a loss without a reduction.
@@ -52,6 +54,7 @@ class Objective:
         for one in keras.tree.flatten(loss):
             if isinstance(one, keras.losses.Loss):
                 check_reduction(one)
+        self.sees_whole = own is None and any(isinstance(one, WholeBatch) for one in keras.tree.flatten(loss))
         self._compiled: Any = None
 
         def replace(one, loss_weight):
@@ -122,11 +125,12 @@ class Objective:
         x, y, sample_weight = batch
         self._taken.clear()
         self._slopes = None if slopes is None else list(slopes)
-        if self.own is not None:
-            number = tf.reduce_sum(self.own(x, y, y_pred, sample_weight))
-            self._taken.append(Term(number, None, "number", name="compute_loss"))
-        elif self._compiled is not None:
-            self._compiled(y, y_pred, sample_weight)
+        with internals.undivided_losses():
+            if self.own is not None:
+                number = tf.reduce_sum(self.own(x, y, y_pred, sample_weight))
+                self._taken.append(Term(number, None, "number", name="compute_loss"))
+            elif self._compiled is not None:
+                self._compiled(y, y_pred, sample_weight)
         self.numbers = [term.name for term in self._taken if term.kind == "number"]
         self.unknown = [term.name for term in self._taken if not term.is_known]
         return list(self._taken)
@@ -148,6 +152,30 @@ class Objective:
         return self.own is None or getattr(self.own, "is_regularized", True)
 
 
+class _NoRegularizer(keras.regularizers.Regularizer):
+    """A regularizer whose loss is 0, and which remembers whether it was asked for it."""
+
+    was_asked = False
+
+    def __call__(self, weights: Any) -> tf.Tensor:
+        self.was_asked = True
+        return tf.zeros([], keras.config.floatx())
+
+
+@contextlib.contextmanager
+def _without_regularizers(variables: list) -> Iterator[_NoRegularizer]:
+    """Gives variables another regularizer for a while, which it yields. `losses` of a model shows them no other way."""
+    nothing = _NoRegularizer()
+    kept = [(variable, variable.regularizer) for variable in variables if variable.regularizer is not None]
+    try:
+        for variable, _ in kept:
+            variable.regularizer = nothing
+        yield nothing
+    finally:
+        for variable, regularizer in kept:
+            variable.regularizer = regularizer
+
+
 class OwnLoss:
     """A model's own `compute_loss`, without regularization: a function (x, y, y_pred, sample_weight) -> its result.
 
@@ -161,7 +189,7 @@ class OwnLoss:
         self.is_regularized = False
 
     def __call__(self, *batch: Any) -> tf.Tensor:
-        with internals.without_regularizers(self._model.trainable_variables) as regularizer:
+        with _without_regularizers(self._model.trainable_variables) as regularizer:
             loss = internals.compute_loss(self._model, *batch, training=self._training)
         self.is_regularized = regularizer.was_asked
         return loss

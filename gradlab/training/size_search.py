@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from gradlab import runtime
 from gradlab._batches import examples_of, map_tensors, rows_of, spec_of, tensors_of
-from gradlab._peak_memory import PeakMemory
+from gradlab._peak_memory import PeakMemory, return_freed_memory
 from gradlab.training.memory_plan import MEBIBYTE, MemoryPlan, plan_of
 from gradlab.training.update import WindowUpdate
 
@@ -18,9 +18,11 @@ MARGIN = 1.15  # A plan may be so much too small (benchmarks/NOTES.md).
 # A size is compared with the best larger one over so many pairs. It is better if it takes less than NEAR of the other's
 # time; one that takes more than WORSE of it ends the search, and so does the end of these SECONDS.
 PAIRS, NEAR, WORSE, SECONDS = 3, 0.95, 1.05, 20.0
-TOO_LITTLE = (
-    "memory must hold a micro-batch of one example; mixed precision, smaller inputs, an optimizer with fewer averages "
-    "and keras.remat take less. Received: one example, with which memory runs out"
+HELP = "mixed precision, smaller inputs, an optimizer with fewer averages and keras.remat take less"
+TOO_LITTLE = f"memory must hold a micro-batch of one example; {HELP}. Received: one example, with which memory runs out"
+TOO_LITTLE_FOR_WHOLE = (
+    "memory must hold a micro-batch of one example, and the loss over the whole batch with its gradient; a smaller "
+    f"batch takes less, and so do other ways: {HELP}. Received: a batch with which memory runs out in micro-batches of one"
 )
 
 
@@ -35,6 +37,7 @@ class Room:
 
     Attributes:
         on_gpu: whether the memory is that of a GPU.
+        is_known: whether it is known how much memory there is.
         is_planned: whether the memory is known as a function of the size.
         left: the bytes beyond the variables of the model and its optimizer; infinite if they are not known.
     """
@@ -50,6 +53,7 @@ class Room:
         elif not self.on_gpu:
             self._memory = runtime.available_memory() / 2 + fixed
         self.left = self._memory - fixed
+        self.is_known = not math.isinf(self._memory)
 
     def fitting(self, sizes: list[int], in_flight: int, margin: float = MARGIN) -> list[int]:
         """Those of the sizes that are planned to fit, with so many micro-batches at once; all if there is no plan."""
@@ -68,7 +72,7 @@ class Room:
         return self._replicas * dataclasses.replace(self._plan, in_flight=in_flight).total(size)
 
     def __str__(self) -> str:
-        if math.isinf(self._memory):
+        if not self.is_known:
             return "the GPU's memory" if self.on_gpu else "memory"
         of_what = "" if self._given is not None else ", half of what is available"
         return f"{self._memory / MEBIBYTE:,.0f} MiB{of_what}"
@@ -90,6 +94,9 @@ class Trial:
         variable: the size, which the update reads.
         in_flight: the number of micro-batches that are computed at once.
         strategy: that of the model, with one replica.
+
+    Attributes:
+        too_little: the sentence for a memory in which not even one example fits.
     """
 
     def __init__(
@@ -105,11 +112,18 @@ class Trial:
         self._run = compiled.get_concrete_function(*specs)
         self._batch, self._variable, self._in_flight = batch, variable, in_flight
         self._examples = int(examples_of(batch))
+        self._is_whole = update.objective.sees_whole
+        self.too_little = TOO_LITTLE_FOR_WHOLE if self._is_whole else TOO_LITTLE
+        self._before = PeakMemory().bytes()
 
     def _seconds(self, size: int, examples: int) -> float:
-        """The seconds that the first examples take in micro-batches of a size."""
+        """The seconds that the first examples take in micro-batches of a size.
+
+        A loss over the whole batch may need all examples, so then it is the time of all.
+        """
         self._variable.assign(size)
-        part = map_tensors(lambda tensor: rows_of(tensor, slice(0, tf.constant(examples))), self._batch)
+        rows = slice(0, tf.constant(self._examples if self._is_whole else examples))
+        part = map_tensors(lambda tensor: rows_of(tensor, rows), self._batch)
         began = time.perf_counter()
         self._run(*part)
         return time.perf_counter() - began
@@ -122,7 +136,7 @@ class Trial:
             except tf.errors.ResourceExhaustedError:
                 continue
             return size
-        raise MemoryError(TOO_LITTLE)
+        raise MemoryError(self.too_little)
 
     def fitting(self, sizes: list[int], room: Room) -> list[int]:
         """Those of the sizes, from the largest one, with which a process has memory for the micro-batches in flight.
@@ -136,34 +150,38 @@ class Trial:
             if (taken[size] <= room.left) if room.is_planned else (2 * taken[size] > room.left):
                 break
         if math.isinf(min(taken.values())):
-            raise MemoryError(TOO_LITTLE)
+            raise MemoryError(self.too_little)
         fits = [size for size in sizes if taken.get(size, 0.0) <= room.left and size <= max(taken)]
         return fits or [min(taken)]
 
     def _taken(self, size: int) -> float:
         """The bytes that the micro-batches in flight add to the process; 0 if that cannot be read."""
+        return_freed_memory()  # of the sizes before
         peak = PeakMemory()
-        before = peak.bytes()
         try:
             self._seconds(size, min(self._examples, size * self._in_flight))
         except tf.errors.ResourceExhaustedError:
             return math.inf
-        taken = peak.bytes() - before
+        taken = peak.bytes() - self._before
         return 0.0 if math.isnan(taken) else taken
 
     def fastest(self, sizes: list[int]) -> int:
         """The largest of the sizes that is about as fast as the fastest. It does not try those far below it."""
         best, began = sizes[0], time.perf_counter()
         for size in sizes[1:]:
-            ratio = self._ratio(size, best)
+            ratio = self._ratio(size, best, began + SECONDS)
             if ratio < NEAR:
                 best = size
-            if ratio > WORSE or time.perf_counter() - began > SECONDS:
+            if ratio > WORSE or time.perf_counter() > began + SECONDS:
                 break
         return best
 
-    def _ratio(self, size: int, other: int) -> float:
-        """The time of a size over that of a larger one: the median over some pairs, because machines are noisy."""
-        examples = min(self._examples, other * self._in_flight)
-        ratios = [self._seconds(size, examples) / self._seconds(other, examples) for _ in range(1 + PAIRS)]
-        return statistics.median(ratios[1:])  # in the first, kernels prepare themselves
+    def _ratio(self, size: int, other: int, end: float) -> float:
+        """The time of a size over that of a larger one: the median over some pairs, because machines are noisy.
+
+        If the time is over, the pairs so far count.
+        """
+        examples, ratios = min(self._examples, other * self._in_flight), []
+        while len(ratios) <= PAIRS and (time.perf_counter() < end or not ratios):
+            ratios.append(self._seconds(size, examples) / self._seconds(other, examples))
+        return statistics.median(ratios[1:] or ratios)  # in the first, kernels prepare themselves

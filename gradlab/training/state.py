@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import keras
@@ -12,7 +13,8 @@ from gradlab.training import batch_norm
 
 # How the types of operations begin that draw other numbers each time they run.
 STATEFUL = (
-    "Multinomial", "ParameterizedTruncated", "Random", "Rng", "StatefulStandard", "StatefulUniform", "Truncated",
+    "Multinomial", "ParameterizedTruncated", "Random", "Rng", "StatefulRandom", "StatefulStandard", "StatefulTruncated",
+    "StatefulUniform", "Truncated",
 )  # fmt: skip
 
 
@@ -102,5 +104,10 @@ def make_state(
 
 
 def stateful_draws(graph: tf.Graph) -> list[str]:
-    """The names of the operations that draw other random numbers each time they run; those of Keras' layers do not."""
-    return [op.name for op in graph.get_operations() if op.type.startswith(STATEFUL)]
+    """The names of the operations that draw other random numbers each time they run; those of Keras' layers do not.
+
+    Loops, branches and functions of a layer are functions of the graph's library.
+    """
+    definition = graph.as_graph_def()
+    nodes = chain(definition.node, *(function.node_def for function in definition.library.function))
+    return [node.name for node in nodes if node.op.startswith(STATEFUL)]

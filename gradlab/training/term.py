@@ -82,7 +82,7 @@ class SumAndDivisor(keras.losses.Loss):
                 f"{self.name} must give a loss for each example if weight_fn weighs them. "
                 "Received: one number for the whole batch"
             )
-        number = tf.reduce_sum(internals.unscaled(self._loss(y_true, y_pred, sample_weight)))
+        number = tf.reduce_sum(self._loss(y_true, y_pred, sample_weight))
         self._terms.append(Term(number, None, "number", self._loss_weight, name=self.name))
         return number
 

@@ -94,7 +94,7 @@ class Trainer:
         with self.strategy.scope():
             if not self.optimizer.built:
                 self.optimizer.build(model.trainable_variables)
-        self._auto, self._chosen = AutoSize(memory) if microbatch_size == "auto" else None, ""
+        self._auto, self.microbatch_choice = AutoSize(memory) if microbatch_size == "auto" else None, ""
         check_trainer(microbatch_size, self.strategy, accumulation)
         self._size: Any = microbatch_size if self._auto is None else self._auto.variable
         self._accumulation, self._weight_fn = accumulation, weight_fn
@@ -169,7 +169,8 @@ class Trainer:
         With checkpoint_dir, the state is saved every checkpoint_every windows and at the end: the variables of the
         model and the optimizer, and the position in the dataset. A run that finds such a state continues from it. It
         ends with the same bits as a run that was never interrupted, provided that the dataset yields the same examples
-        in the same order again.
+        in the same order again. With microbatch_size="auto" a run that continues chooses again: give it the number that
+        was chosen to get the same bits.
 
         Args:
             dataset: batches (x, y) or (x, y, sample_weight): a tf.data.Dataset, which is iterated once per epoch, or a
@@ -198,7 +199,7 @@ class Trainer:
         bar = keras.utils.Progbar(updates, unit_name="update") if verbose and is_chief(self.strategy) else None
         steps = []
         windows = DatasetWindows(dataset, self._window_size, epoch, examples)
-        is_chosen = self.in_flight is not None
+        is_said = self.in_flight is not None and (self._auto is None or self._auto.chosen is not None)
         while done < updates:
             with one_sentence_errors():
                 window = next(windows)
@@ -208,9 +209,9 @@ class Trainer:
             if checkpoints is not None and (done % checkpoint_every == 0 or done == updates):
                 checkpoints.save(done, windows.epoch, windows.examples)
             if bar is not None:
-                if not is_chosen:
-                    print(self._chosen or self._update.in_flight)
-                    is_chosen = True
+                if not is_said:
+                    print(self.microbatch_choice or self._update.in_flight)
+                    is_said = True
                 bar.update(done, [("loss", step.loss)] if step.applied else [])
             if on_update is not None:
                 on_update(step)
@@ -252,7 +253,7 @@ class Trainer:
         """Computes one update."""
         if self._auto is not None and self._auto.chosen is None:
             part = map_tensors(lambda tensor: tensor[: -(-tensor.shape[0] // replicas)], window)
-            self._chosen = self._auto.choose(self._update, weighted(self._weight_fn, part)[0], self.strategy)
+            self.microbatch_choice = self._auto.choose(self._update, weighted(self._weight_fn, part)[0], self.strategy)
         run = (lambda compute: compute()) if self._auto is None else self._auto.run
         return run(lambda: self._function(window)(tensors_of(window), tf.constant(replicas)))
 

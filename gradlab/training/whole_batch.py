@@ -29,14 +29,15 @@ class WholeBatch(keras.losses.Loss):
 
     Args:
         fn: a function (y, y_pred) -> the loss of the batch, a scalar, or one loss for each example. As the only loss
-            of a model with several outputs it gets the nest of them. y is None if there are no targets. Or a loss of
-            Keras, such as `keras.losses.Dice()`.
+            of a model with several outputs it gets the nest of them. y is None if there are no targets. It may read
+            variables of the model, such as a temperature, which are then trained. Or a loss of Keras, such as
+            `keras.losses.Dice()`.
         reduction: as for `keras.losses.Loss`: how losses of the examples are reduced, with their sample weights. None:
             "sum_over_batch_size", or that of the loss of Keras.
         name: the name of the loss. None: that of the function.
 
     Raises:
-        ValueError: fn cannot be called.
+        ValueError: fn cannot be called; or when it is computed, a scalar that sample weights should divide.
 
     Example:
         >>> def contrastive(y, y_pred):  # InfoNCE: row i of one half matches row i of the other half
@@ -59,15 +60,24 @@ class WholeBatch(keras.losses.Loss):
             reduction, dtype, function, own_name = reduction or fn.reduction, fn.dtype, fn.call, fn.name
         super().__init__((name or own_name).strip("<>_"), reduction or "sum_over_batch_size", dtype)
         self.fn, self._function = fn, function
-        self._has_targets = True
+        self._has_targets, self._is_divided = True, False
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> tf.Tensor:
         self._has_targets = y_true is not None  # Keras' class converts the targets, and so cannot take None
+        self._is_divided = sample_weight is not None and self.reduction == "mean_with_sample_weight"
         return super().__call__(y_true if self._has_targets else tf.zeros([]), y_pred, sample_weight)
 
     def call(self, y_true: Any, y_pred: Any) -> tf.Tensor:
         """The loss of the batch, or of each example."""
-        return self._function(y_true if self._has_targets else None, y_pred)
+        if self._function is self.fn and tf.is_tensor(y_pred) and tf.is_tensor(y_true) and self._has_targets:
+            y_true, y_pred = internals.same_rank(y_true, y_pred)  # as Keras does for functions
+        values = self._function(y_true if self._has_targets else None, y_pred)
+        if self._is_divided and not tf.convert_to_tensor(values).shape.rank:
+            raise ValueError(
+                f"{self.name} must give a loss for each example if sample weights divide it, as those of weight_fn do. "
+                "Received: one number for the whole batch"
+            )
+        return values
 
     def get_config(self) -> dict:
         return super().get_config() | {"fn": keras.saving.serialize_keras_object(self.fn)}
@@ -103,8 +113,8 @@ class Whole(NamedTuple):
         for tensor, mask in zip(tf.nest.flatten(self.predictions), self.masks):
             if mask is not None:
                 internals.set_mask(tensor, mask)
-        loss = self.loss(self.targets, self.predictions, self.weights)
-        return loss if self.loss.reduction == "sum" else internals.unscaled(loss)
+        with internals.undivided_losses():
+            return self.loss(self.targets, self.predictions, self.weights)
 
 
 def seen_by(loss: WholeBatch, y: Any, y_pred: Any, sample_weight: Any) -> Whole:
@@ -165,29 +175,33 @@ class Collected:
         ]
 
 
-def losses_and_slopes(wholes: list[Whole], scale: tf.Tensor, examples: tf.Tensor) -> tuple[list, list]:
-    """The losses of the whole batch, and their gradients with respect to the predictions.
+def losses_and_slopes(
+    wholes: list[Whole], scale: tf.Tensor, examples: tf.Tensor, variables: list
+) -> tuple[list, list, list]:
+    """The losses of the whole batch, and their gradients with respect to the predictions and to variables they read.
 
     Args:
         wholes: what the losses see of the whole batch.
         scale: the factor of the losses while they are differentiated.
         examples: the number of examples of this replica.
+        variables: the variables that are trained.
 
     Returns:
-        For each loss its value, and for each its slopes: those of this replica's predictions, in the type in which
-        gradients are summed, without the scale; None for predictions that are not floating-point numbers.
+        For each loss its value; for each its slopes, those of this replica's predictions, in the type in which
+        gradients are summed, without the scale, and None for predictions that are not floating-point numbers; for each
+        its gradients with respect to the variables, with the scale, None for those that it does not read.
 
     Raises:
         ValueError: a loss does not depend on the predictions.
     """
-    losses, all_slopes, rows = [], [], _own_rows(examples)
+    losses, all_slopes, own, rows = [], [], [], _own_rows(examples)
     for whole in wholes:
         predictions = [tensor for tensor in tf.nest.flatten(whole.predictions) if tensor.dtype.is_floating]
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
+        with tf.GradientTape() as tape:
             tape.watch(predictions)
             loss = whole.value()
             scaled = loss * tf.cast(scale, loss.dtype)
-        found = tape.gradient(scaled, predictions)
+        found, of_variables = tape.gradient(scaled, [predictions, variables])
         if all(slope is None for slope in found):
             raise ValueError(
                 f"{whole.loss.name} must depend on the predictions. Received: a loss that is constant in them"
@@ -195,14 +209,33 @@ def losses_and_slopes(wholes: list[Whole], scale: tf.Tensor, examples: tf.Tensor
         zeros = [tf.zeros_like(one) if slope is None else slope for one, slope in zip(predictions, found)]
         left = iter(_unscaled(tf.convert_to_tensor(slope)[rows], scale) for slope in zeros)
         losses.append(loss)
+        own.append(of_variables)
         all_slopes.append([next(left) if t.dtype.is_floating else None for t in tf.nest.flatten(whole.predictions)])
-    return losses, all_slopes
+    return losses, all_slopes, own
 
 
 def differentiable(whole: Whole, slopes: list) -> tf.Tensor:
     """A scalar with the gradient of the whole batch's loss: the sum of the predictions times their slopes."""
     pairs = [pair for pair in zip(tf.nest.flatten(whole.predictions), slopes) if pair[1] is not None]
     return tf.add_n([tf.reduce_sum(tf.cast(tensor, slope.dtype) * slope) for tensor, slope in pairs])
+
+
+def with_own(sums: list, own_gradients: list, loss_weights: list) -> list:
+    """The sums of gradients, plus those of the variables that the losses read themselves.
+
+    Args:
+        sums: for each variable the sum over the micro-batches, or None.
+        own_gradients: for each loss those of `losses_and_slopes`, which are the same on all replicas.
+        loss_weights: the factor of each loss.
+    """
+    sums, replicas = list(sums), tf.distribute.get_replica_context().num_replicas_in_sync
+    for gradients, loss_weight in zip(own_gradients, loss_weights):
+        for i, gradient in enumerate(gradients):
+            if gradient is not None:
+                gradient = tf.convert_to_tensor(gradient)
+                part = gradient * tf.cast(loss_weight, gradient.dtype) / replicas
+                sums[i] = part if sums[i] is None else sums[i] + tf.cast(part, sums[i].dtype)
+    return sums
 
 
 def _unscaled(slopes: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:

@@ -16,7 +16,7 @@ from gradlab.training.objective import Objective, total_loss
 from gradlab.training.padded_metrics import means_over_tokens
 from gradlab.training.plan import Plan, make_plan
 from gradlab.training.tracing import Traced, trace_forward
-from gradlab.training.whole_batch import Collected, Whole, losses_and_slopes
+from gradlab.training.whole_batch import Collected, Whole, losses_and_slopes, with_own
 from gradlab.window import Loop, Microbatch, Sums, accumulate
 
 
@@ -162,11 +162,12 @@ class WindowPass:
         unit, is_mean = self._unit(plan, tf.cast(examples, dtype), size)
         scale, slopes = tf.cast(scale, dtype), None
         whole_losses: list = []
+        own_gradients: list = []
         batch = checked_batch(batch, plan.labels)
         collected = Collected(list(plan.whole.values()))
         if self._training and plan.whole:
             wholes = self._first_pass(plan, collected, batch, size, in_flight.count)
-            whole_losses, slopes = losses_and_slopes(wholes, scale, examples)
+            whole_losses, slopes, own_gradients = losses_and_slopes(wholes, scale, examples, variables)
             collected = Collected([])
         forward = self._forward(plan, scale, unit, examples, kinds, whole_losses)
 
@@ -193,6 +194,8 @@ class WindowPass:
         for i, loss in zip(plan.whole, whole_losses):
             replicas = tf.distribute.get_replica_context().num_replicas_in_sync
             term_sums[i] = tf.cast(loss, dtype) / replicas, tf.ones([], dtype)
+        weights = [plan.loss_weights[i] for i in plan.whole]
+        sums = sums._replace(gradients=with_own(sums.gradients, own_gradients, weights))
         return Passed(plan, sums, values, statistics, term_sums, logs, unit, is_mean)
 
     def _unit(self, plan: Plan, examples: tf.Tensor, size: Any) -> tuple:

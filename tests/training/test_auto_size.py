@@ -1,11 +1,15 @@
 """microbatch_size="auto": what is chosen, that it changes nothing else, and that a window survives when memory ends."""
 
+import subprocess
+import sys
+import types
 import warnings
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from events import LIMIT
 
 import gradlab
 from gradlab.measure.memory import MEBIBYTE, plan
@@ -268,6 +272,168 @@ def test_loops_hide_their_memory_and_sizes_are_tried():
     model = prepared(model, "auto", 500 * MEBIBYTE)
     model.fit(np.ones([30, 5, 3], "float32"), rows(30, 2), batch_size=30, verbose=0)
     assert model.microbatch_size in (30, 15, 8, 4, 2, 1)
+
+
+def test_what_earlier_trials_took_counts(monkeypatch):
+    """Trials from the smallest size on: what a process has taken since the first one is what it takes."""
+    taken, tried = {1: 10, 2: 20, 4: 40, 8: 80, 16: 160, 32: 320}, []
+
+    class Peak:
+        def bytes(self):
+            return 1000.0 + (taken[tried[-1]] if tried else 0)
+
+    monkeypatch.setattr(size_search, "PeakMemory", Peak)
+    monkeypatch.setattr(size_search.Trial, "_seconds", lambda self, size, examples: tried.append(size))
+    about = {"_examples": 32, "_in_flight": 1, "_before": 1000.0, "too_little": "too little"}
+    monkeypatch.setattr(size_search.Trial, "__init__", lambda self: vars(self).update(about))
+    room = types.SimpleNamespace(is_planned=False, left=100.0)
+    assert size_search.Trial().fitting([32, 16, 8, 4, 2, 1], room) == [8, 4, 2, 1] and tried == [1, 2, 4, 8]
+    tried.clear()
+    room = types.SimpleNamespace(is_planned=True, left=100.0)
+    assert size_search.Trial().fitting([32, 16, 8], room) == [8] and tried == [32, 16, 8]
+
+
+def test_the_trial_shows_a_loss_over_the_whole_batch_all_of_it(capsys):
+    """A loss for 12 pairs, of which the second halves are the other views: a part of the batch would not do."""
+
+    def two_views(y, y_pred):
+        one, other = tf.split(tf.math.l2_normalize(y_pred, -1), 2, axis=0)
+        right = tf.range(tf.ensure_shape(one, [12, 2]).shape[0])
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(right, tf.matmul(one, other, transpose_b=True))[0]
+
+    model = gradlab.microbatched(network(), "auto", memory=500 * MEBIBYTE)
+    model.compile("sgd", gradlab.WholeBatch(two_views))
+    model.fit(rows(24), batch_size=24, verbose=2)
+    assert model.microbatch_choice in capsys.readouterr().out
+
+
+def test_a_loss_over_the_whole_batch_may_be_what_does_not_fit(monkeypatch):
+    choosing(monkeypatch, 4)
+
+    def too_large(y, y_pred):
+        def fail():
+            raise MemoryError
+
+        return tf.reduce_mean(y_pred) + tf.ensure_shape(tf.numpy_function(fail, [], tf.float32), [])
+
+    model = gradlab.microbatched(network(), "auto")
+    model.compile("sgd", gradlab.WholeBatch(too_large))
+    with (
+        warnings.catch_warnings(),
+        pytest.raises(MemoryError, match="and the loss over the whole batch with its gradient; .* Received: a batch"),
+    ):
+        warnings.simplefilter("ignore")
+        model.fit(rows(8), batch_size=8, verbose=0)
+
+
+@pytest.mark.parametrize("number", range(1, 11))
+def test_two_passes_survive_too(number, monkeypatch):
+    """A window of 17 examples in micro-batches of 4 is computed forward twice: it fails in each of the ten."""
+    choosing(monkeypatch, 4)
+
+    def spread(y, y_pred):
+        return -tf.reduce_mean((y_pred - tf.reduce_mean(y_pred, 0)) ** 2)
+
+    def model(size):
+        made = gradlab.microbatched(network(layers.Dropout(0.5, seed=1), Fails()), size, in_flight=1)
+        made.compile(keras.optimizers.Adam(0.01), gradlab.WholeBatch(spread))
+        return made
+
+    auto, fixed = model("auto"), model(2)
+    fixed.fit(rows(17), batch_size=17, verbose=0, shuffle=False)
+    Fails.calls, Fails.at = 0, (number,)
+    with pytest.warns(UserWarning, match="^Memory ran out with micro-batches of 4 examples. From now on they have 2.$"):
+        auto.fit(rows(17), batch_size=17, verbose=0, shuffle=False)
+    same_bits(auto, fixed)
+
+
+def test_averages_of_batch_normalization_move_once_in_a_window_that_fails(monkeypatch):
+    choosing(monkeypatch, 4)
+    auto, fixed = (prepared(network(layers.BatchNormalization(), Fails()), size) for size in ("auto", 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fixed.fit(rows(17), rows(17, 2), batch_size=17, verbose=0, shuffle=False)
+        Fails.calls, Fails.at = 0, (4,)
+        auto.fit(rows(17), rows(17, 2), batch_size=17, verbose=0, shuffle=False)
+    assert auto.microbatch_size == 2
+    same_bits(auto, fixed)
+
+
+LIMITED = """
+import pathlib, resource, sys, warnings
+import gradlab
+gradlab.setup(threads=1, seed=0)
+import keras, numpy as np
+
+keras.utils.set_random_seed(0)
+middle = [keras.layers.Conv2D(16, 3, padding="same", activation="tanh") for _ in range(4)]
+pooled = keras.layers.GlobalAveragePooling2D()
+model = keras.Sequential([keras.Input([128, 128, 3]), *middle, pooled, keras.layers.Dense(1)])
+size = sys.argv[1] if sys.argv[1] == "auto" else int(sys.argv[1])
+memory = 64 * 2**30 if size == "auto" else None
+model = gradlab.microbatched(model, size, memory=memory, in_flight=1)
+model.compile("sgd", "mse")
+x, y = np.random.default_rng(0).normal(size=[64, 128, 128, 3]).astype("float32"), np.ones([64, 1], "float32")
+few = x[:2], y[:2]
+if size == "auto":
+    from gradlab.training import size_search
+    size_search.Trial.fitting = lambda self, sizes, room: sizes[:1]  # the plan and the trial, which would prevent it
+    size_search.Trial.fastest = lambda self, sizes: sizes[0]
+    used = next(int(line.split()[1]) for line in pathlib.Path("/proc/self/status").open() if line.startswith("VmSize"))
+    model.evaluate(*few, verbose=0)
+    resource.setrlimit(resource.RLIMIT_AS, (1024 * used + 900 * 2**20,) * 2)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    model.fit(x, y, batch_size=64, epochs=2, verbose=0)
+print([str(one.message) for one in caught if "Memory ran out" in str(one.message)])
+print(model.microbatch_size)
+print([float(np.abs(w).sum()) for w in model.get_weights()])
+"""
+
+
+def test_a_limit_of_the_operating_system_is_survived():
+    """The activations of 64 images take more than the process may have; those of fewer do not."""
+
+    def run(size):
+        command = [sys.executable, "-c", LIMITED, str(size)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout.splitlines()[-3:]
+
+    said, size, weights = run("auto")
+    assert "Memory ran out with micro-batches of 64 examples. From now on they have 32." in said
+    assert int(size) < 64
+    assert run(size)[1:] == [size, weights]
+
+
+def test_several_replicas_need_a_memory_that_can_be_planned(two_devices, monkeypatch):
+    rule = '^microbatch_size must be a number with several replicas, unless "auto" can plan what fits. Received: '
+    with two_devices.scope():
+        keras.utils.set_random_seed(0)
+        loops = prepared(keras.Sequential([keras.Input([5, 3]), layers.LSTM(4), layers.Dense(2)]), "auto")
+        dense = prepared(network(), "auto")
+    with pytest.raises(ValueError, match=f"{rule}a model that hides its memory$"):
+        loops.fit(np.ones([8, 5, 3], "float32"), rows(8, 2), batch_size=8, verbose=0)
+    monkeypatch.setattr(size_search.Room, "is_known", False, raising=False)
+    monkeypatch.setattr(
+        size_search.Room,
+        "__setattr__",
+        lambda self, name, value: name == "is_known" or vars(self).update({name: value}),
+    )
+    with pytest.raises(ValueError, match=f"{rule}a memory that is not known: give memory=$"):
+        dense.fit(rows(8), rows(8, 2), batch_size=8, verbose=0)
+
+
+def test_a_trainer_says_the_choice(capsys, two_devices):
+    data = tf.data.Dataset.from_tensors((rows(16), rows(16, 2)))
+    for strategy, in_flight in ((None, 1), (None, "auto"), (two_devices, "auto")):
+        with (strategy or tf.distribute.get_strategy()).scope():
+            trainer = gradlab.Trainer(
+                network(), keras.optimizers.SGD(0.1), "mse", "auto", strategy, in_flight=in_flight
+            )
+        trainer.fit(data, updates=2)
+        assert capsys.readouterr().out.count(trainer.microbatch_choice) == 1
+        assert trainer.microbatch_choice.startswith("gradlab: micro-batches of ")
 
 
 def test_refusals(two_devices):

@@ -458,10 +458,36 @@ def test_the_check_sees_a_planted_bug(monkeypatch, float64):
         assert_close(gradients, reference)
 
 
+@pytest.mark.parametrize("examples", [1, 2, 7])
+@pytest.mark.parametrize("size", [1, 3])
+def test_batch_normalization_does_not_hide_a_sum(size, examples, float64):
+    """Halves of a batch have other statistics; two copies of a batch have the same."""
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input([4]), layers.BatchNormalization(), layers.Dense(2)])
+    x = 2 + rows(examples, 4)
+    losses = {"mean": tf.reduce_mean, "sum": tf.reduce_sum}
+    for said in losses:
+        for kind, reduce in losses.items():
+            loss = lambda x, reduce=reduce: reduce((model(x, training=True) - 1) ** 2)  # noqa: E731
+
+            def step(x, loss=loss, said=said):
+                return gradlab.value_and_gradients(loss, model.trainable_variables, x, size, said)
+
+            with pytest.warns(UserWarning, match="normalizes each micro-batch"):
+                if kind == said:
+                    assert np.isfinite(tf.function(step)(x)[0])
+                else:
+                    with pytest.raises(
+                        tf.errors.InvalidArgumentError, match=f"loss must be a {said} over the examples"
+                    ):
+                        tf.function(step)(x)
+
+
 def test_microbatched_names_the_call():
     with pytest.raises(ValueError, match="gradlab.value_and_gradients") as error:
         gradlab.microbatched(VAE(), 2)
-    assert str(error.value).endswith("in the place of the tape. Received: VAE.train_step")
+    assert "Three lines of it change: `with tf.GradientTape() as tape:` becomes `def loss(*data):`" in str(error.value)
+    assert str(error.value).endswith("microbatch_size)`. Received: VAE.train_step")
 
 
 def test_it_is_the_large_batch_of_every_family(float64):

@@ -139,6 +139,148 @@ def test_fit_makes_the_update_of_the_large_batch(name, size, float64):
     np.testing.assert_allclose(history["loss"], by_epoch, rtol=1e-6)  # metrics are kept in float32
 
 
+EVERY = [*LOSSES, "clip"]
+
+
+def built(name):
+    """A new network for a loss."""
+    return two_towers() if name == "clip" else network()
+
+
+def data_of(name, examples):
+    """(loss, x, y) for the name of a loss."""
+    if name == "clip":
+        return clip, [rows(examples, 4), rows(examples, 3, seed=1)], None
+    return LOSSES[name], rows(examples, 4), labels(examples)
+
+
+def trained_as_large_batch(name, examples, tolerance=1e-12, weights=None, two=None, **optimizer):
+    """Holds `fit` in micro-batches of 3 against a tape over each batch of 8."""
+    loss, x, y = data_of(name, examples)
+    expected, made = built(name), OPTIMIZERS["sgd"](**optimizer)
+    start = expected.get_weights()
+    large_batch_fit(expected, made, loss, x, y, weights)
+    with (two or tf.distribute.get_strategy()).scope():
+        model = gradlab.microbatched(built(name), 3)
+        model.compile(OPTIMIZERS["sgd"](**optimizer), gradlab.WholeBatch(loss))
+    model.fit(x, y, sample_weight=weights, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    held_against(expected, model, start, tolerance)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_loss_with_weights(name, float64):
+    trained_as_large_batch(name, 19, weights=np.linspace(0.2, 2, 19))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_loss_with_clipping(name, float64):
+    trained_as_large_batch(name, 19, global_clipnorm=0.1)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_loss_in_single_precision(name):
+    trained_as_large_batch(name, 19, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_loss_on_two_devices(name, float64, two_devices):
+    trained_as_large_batch(name, 19, two=two_devices)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("name", EVERY)
+def test_every_loss_in_a_trainer(name, replicas, float64, two_devices):
+    loss, x, y = data_of(name, 19)
+    expected = built(name)
+    start = expected.get_weights()
+    losses = large_batch_fit(expected, OPTIMIZERS["sgd"](), loss, x, y, batch_size=19, epochs=2)
+    strategy = two_devices if replicas == 2 else None
+    with (strategy or tf.distribute.get_strategy()).scope():
+        model, optimizer = built(name), OPTIMIZERS["sgd"]()
+    trainer = gradlab.Trainer(model, optimizer, gradlab.WholeBatch(loss), 3, strategy)
+    steps = [trainer.step(x, y) for _ in range(2)]
+    held_against(expected, model, start)
+    np.testing.assert_allclose([step.loss for step in steps], losses, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_loss_in_half_precision(name):
+    """Gradients of float16 have three digits; those of the tape over the batch have the same ones."""
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        loss, x, y = data_of(name, 19)
+        scaled = lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=2.0**8)  # noqa: E731
+        expected = built(name)
+        start = expected.get_weights()
+        half = lambda y, y_pred: loss(y, tf.nest.map_structure(lambda t: tf.cast(t, "float32"), y_pred))  # noqa: E731
+        large_batch_fit(expected, scaled(), half, x, y)
+        model = gradlab.microbatched(built(name), 3)
+        model.compile(scaled(), gradlab.WholeBatch(loss))
+        model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+        held_against(expected, model, start, 1e-2)
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+class Towers(keras.Model):
+    """CLIP with a temperature that is trained, which only the loss reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.image, self.text = (keras.Sequential([keras.Input([n]), layers.Dense(4)]) for n in (4, 3))
+        self.temperature = self.add_weight(shape=(), initializer=keras.initializers.Constant(0.7), name="temperature")
+        self.built = True
+
+    def call(self, inputs):
+        return [self.image(inputs[0]), self.text(inputs[1])]
+
+    def loss_of(self, y, towers):
+        image, text = (tf.math.l2_normalize(tower, -1) for tower in towers)
+        similarities = tf.matmul(image, text, transpose_b=True) * tf.exp(self.temperature.value)
+        right = tf.range(tf.shape(image)[0])
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(right, similarities)
+
+
+@pytest.mark.parametrize("loss_weight", [None, 3.0])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_variables_that_the_loss_reads_are_trained(replicas, loss_weight, float64, two_devices):
+    x = [rows(19, 4), rows(19, 3, seed=1)]
+    keras.utils.set_random_seed(0)
+    expected = Towers()
+    start = expected.get_weights()
+    how = dict(batch_size=8, loss_weight=1.0 if loss_weight is None else loss_weight)
+    large_batch_fit(expected, OPTIMIZERS["sgd"](), expected.loss_of, x, None, **how)
+    with (two_devices if replicas == 2 else tf.distribute.get_strategy()).scope():
+        keras.utils.set_random_seed(0)
+        model = gradlab.microbatched(Towers(), 3)
+        model.compile(OPTIMIZERS["sgd"](), gradlab.WholeBatch(model.loss_of), loss_weights=loss_weight)
+    model.fit(x, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    held_against(expected, model, start)
+    moved = [abs(float(new - old)) for new, old in zip(model.get_weights(), start) if np.ndim(old) == 0]
+    assert len(moved) == 1 and moved[0] > 1e-3
+
+
+def test_a_function_gets_targets_and_predictions_of_one_rank_as_in_compile(float64):
+    """Targets of shape (n,) and predictions of shape (n, 1): their product must not be a matrix."""
+
+    def pearson(y, y_pred):
+        one, other = y - tf.reduce_mean(y), y_pred - tf.reduce_mean(y_pred)
+        return 1 - tf.reduce_sum(one * other) / tf.norm(one) / tf.norm(other)
+
+    def model():
+        keras.utils.set_random_seed(0)
+        return keras.Sequential([keras.Input([4]), layers.Dense(6, "tanh"), layers.Dense(1)])
+
+    x, y = rows(8, 4), labels(8)
+    expected, found = model(), gradlab.microbatched(model(), 3)
+    start = expected.get_weights()
+    expected.compile(OPTIMIZERS["sgd"](), pearson)
+    found.compile(OPTIMIZERS["sgd"](), gradlab.WholeBatch(pearson))
+    for each in (expected, found):
+        each.fit(x, y, batch_size=8, epochs=2, verbose=0)
+    held_against(expected, found, start)
+
+
 @settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     size=st.integers(1, 12),
@@ -351,17 +493,22 @@ def test_masks_of_the_outputs_reach_the_loss(float64):
     def centered(y, y_pred):
         return tf.reduce_sum((y_pred - tf.reduce_mean(y_pred[:, 0], axis=0) - 1) ** 2, axis=-1)
 
-    found = []
-    for size in (5, 2):
+    def embedding():
         keras.utils.set_random_seed(0)
-        model = keras.Sequential([keras.Input([3], dtype="int32"), layers.Embedding(5, 2, mask_zero=True)])
-        model = gradlab.microbatched(model, size)
-        model.compile("sgd", gradlab.WholeBatch(centered))
-        value = model.train_on_batch(tokens, tokens)
-        found.append([value, *model.get_weights()])
-        predictions = keras.Sequential(model.layers)(tokens)
-    assert predictions.shape == (5, 3, 2)
-    assert_close(found[1], found[0])
+        return keras.Sequential([keras.Input([3], dtype="int32"), layers.Embedding(5, 2, mask_zero=True)])
+
+    def without_padding(y, y_pred):  # Keras divides what the mask lets through by its number
+        counted = tf.cast(tokens > 0, y_pred.dtype)
+        return tf.reduce_sum(centered(y, y_pred) * counted) / tf.reduce_sum(counted)
+
+    expected = embedding()
+    start = expected.get_weights()
+    [loss] = large_batch_fit(expected, keras.optimizers.SGD(0.01), without_padding, tokens, tokens, epochs=1)
+    for size in (5, 2):
+        model = gradlab.microbatched(embedding(), size)
+        model.compile(keras.optimizers.SGD(0.01), gradlab.WholeBatch(centered))
+        assert float(model.train_on_batch(tokens, tokens)) == pytest.approx(loss, rel=1e-6)
+        held_against(expected, model, start)
 
 
 def test_losses_of_keras_over_the_whole_batch(float64):
@@ -420,6 +567,25 @@ class OwnNoise(layers.Layer):
         return inputs + tf.random.normal(tf.shape(inputs))
 
 
+class HiddenNoise(layers.Layer):
+    """Draws inside of a function, a loop or a branch."""
+
+    def __init__(self, where):
+        super().__init__()
+        self.where = where
+
+    def call(self, inputs):
+        noise = lambda *_: tf.random.normal(tf.shape(inputs)) + tf.random.stateless_normal([4], [1, 2])  # noqa: E731
+        return (
+            inputs
+            + {
+                "function": lambda: tf.function(noise)(),
+                "loop": lambda: tf.while_loop(lambda i, _: i < 2, lambda i, _: (i + 1, noise()), (0, inputs))[1],
+                "branch": lambda: tf.cond(tf.reduce_sum(inputs) > 0, noise, lambda: inputs),
+            }[self.where]()
+        )
+
+
 REFUSED = {
     "no function": (lambda: gradlab.WholeBatch("mse"), "fn must be a function (y, y_pred) -> loss. Received: 'mse'"),
     "a constant": (
@@ -438,6 +604,20 @@ REFUSED = {
         lambda: trained(correlation, OwnNoise()),
         "correlation needs random numbers that can be drawn twice: draw them with keras.random and a "
         "keras.random.SeedGenerator instead of tf.random. Received: ",
+    ),
+    **{
+        f"numbers drawn in a {where}": (
+            lambda where=where: trained(correlation, HiddenNoise(where)),
+            "correlation needs random numbers that can be drawn twice",
+        )
+        for where in ("function", "loop", "branch")
+    },
+    "weights that would be ignored": (
+        lambda: gradlab.Trainer(
+            network(), "sgd", gradlab.WholeBatch(correlation), 2, weight_fn=lambda x, y: tf.ones([len(x)])
+        ).step(rows(4, 4), labels(4)),
+        "correlation must give a loss for each example if sample weights divide it, as those of weight_fn do. "
+        "Received: one number for the whole batch",
     ),
     "no reduction": (
         lambda: trained(gradlab.WholeBatch(info_nce, reduction="none")),

@@ -13,8 +13,8 @@ supports = ("tokens", "clip_norm", "schedule", "momentum", "adam", "adamw")
 
 def train(problem: Problem) -> list[Weights]:
     """The weights after each update."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+    for state in (AcceleratorState, GradientState):  # an Accelerator keeps the settings of the one before
+        state._shared_state.clear()
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=problem.k)
     model = small.Small(problem)
     optimizer = small.optimizer(problem, model)

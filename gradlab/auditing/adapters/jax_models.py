@@ -51,3 +51,12 @@ def optimizer(problem: Problem) -> Any:
 def read(weights: dict) -> dict[str, np.ndarray]:
     """A copy of the weights."""
     return {name: np.array(jax.device_get(value)) for name, value in weights.items()}
+
+
+def stacked(window: list[tuple]) -> tuple:
+    """The micro-batches of a window as arrays of one shape, and a weight for each example or token; 0 for padding."""
+    rows = max(len(microbatch[0]) for microbatch in window)
+    fill = lambda part: np.concatenate([part, np.zeros((rows - len(part), *part.shape[1:]), part.dtype)])  # noqa: E731
+    weights = [microbatch[2] if len(microbatch) > 2 else np.ones(len(microbatch[0])) for microbatch in window]
+    x, y = (np.stack([fill(microbatch[i]) for microbatch in window]) for i in range(2))
+    return x, y, np.stack([fill(weight) for weight in weights])

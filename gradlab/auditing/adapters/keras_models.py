@@ -38,12 +38,25 @@ def build(problem: Problem) -> keras.Model:
     return model
 
 
+class MeanOverTokens(keras.losses.Loss):
+    """The mean of the tokens, for releases of Keras without the reduction "mean_with_sample_weight"."""
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        each = losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
+        counted = keras.ops.cast(sample_weight, each.dtype)
+        return keras.ops.sum(each * counted) / keras.ops.sum(counted)
+
+
 def loss(problem: Problem) -> keras.losses.Loss:
     """The loss; the weights of tokens are passed as sample_weight."""
     if problem.model in ("linear", "embedding"):
         return losses.MeanSquaredError()
-    reduction = "mean_with_sample_weight" if problem.average_over == "tokens" else "sum_over_batch_size"
-    return losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
+    if problem.average_over == "examples":
+        return losses.SparseCategoricalCrossentropy(from_logits=True)
+    try:
+        return losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight")
+    except ValueError:
+        return MeanOverTokens()
 
 
 def optimizer(problem: Problem, **more: Any) -> keras.optimizers.Optimizer:

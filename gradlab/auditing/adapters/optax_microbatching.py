@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from gradlab.auditing.adapters import jax_models as small
@@ -22,10 +23,13 @@ def train(problem: Problem) -> list[Weights]:
     )
     weights = {name: jnp.asarray(value, "float32") for name, value in problem.weights.items()}
     state = optimizer.init(weights)
+    microbatched = jax.jit(microbatched)
     for window in windows(problem):
         if len(window[0]) % size:
             raise NotImplementedError("optax.microbatching needs micro-batches of one size")
-        changes, state = optimizer.update(microbatched(weights, *map(jnp.asarray, window)), state, weights)
+        # optax takes every n-th example of a batch into a micro-batch.
+        parts = [np.stack(np.split(part, len(part) // size), 1).reshape(part.shape) for part in window]
+        changes, state = optimizer.update(microbatched(weights, *parts), state, weights)
         weights = optax.apply_updates(weights, changes)
         history.append(small.read(weights))
     return history

@@ -1,5 +1,8 @@
 """The models of the audit in PyTorch, for the adapters of the libraries on top of it."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -31,7 +34,24 @@ class Small(nn.Module):
 
     def read(self) -> Weights:
         """A copy of the weights."""
-        return {name: value.detach().numpy().copy() for name, value in self.weights.items()}
+        return {name: value.detach().cpu().numpy().copy() for name, value in self.weights.items()}
+
+
+class Labeled(nn.Module):
+    """A model of the audit that computes its loss as the models of Hugging Face do.
+
+    Positions with the label -100 do not count. If the sum of all labels of a window is given as num_items_in_batch, the
+    loss is divided by it.
+    """
+
+    def __init__(self, problem: Problem):
+        super().__init__()
+        self.small = Small(problem)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor, num_items_in_batch: Any = None, **more: Any) -> dict:
+        counted = labels != -100
+        loss = self.small(x, torch.where(counted, labels, 0), counted if self.small.kind == "tokens" else None)
+        return {"loss": loss if num_items_in_batch is None else loss * counted.sum() / num_items_in_batch}
 
 
 def optimizer(problem: Problem, model: nn.Module) -> torch.optim.Optimizer:
@@ -55,18 +75,29 @@ def tensors(microbatch: tuple) -> list[torch.Tensor]:
     return [torch.as_tensor(part) for part in microbatch]
 
 
-class Epochs(torch.utils.data.Dataset):
-    """The micro-batches of each epoch in their order, for a DataLoader that is iterated once per epoch."""
+def labeled(microbatch: tuple) -> dict[str, torch.Tensor]:
+    """A micro-batch for `Labeled`."""
+    x, y, *mask = tensors(microbatch)
+    return {"x": x, "labels": torch.where(mask[0] > 0, y, -100) if mask else y}
 
-    def __init__(self, problem: Problem):
-        self._problem, self._epoch = problem, -1
+
+class Epochs(torch.utils.data.Dataset):
+    """The micro-batches of each epoch in their order, for a DataLoader that is iterated once per epoch.
+
+    Args:
+        problem: the training.
+        convert: what makes tensors of the arrays of a micro-batch.
+    """
+
+    def __init__(self, problem: Problem, convert: Callable[[tuple], Any] = tensors):
+        self._problem, self._convert, self._epoch = problem, convert, -1
 
     def __len__(self) -> int:
         return len(self._problem.epochs[0])
 
-    def __getitem__(self, number: int) -> list[torch.Tensor]:
+    def __getitem__(self, number: int) -> Any:
         self._epoch += number == 0
-        return tensors(self._problem.epochs[self._epoch][number])
+        return self._convert(self._problem.epochs[self._epoch][number])
 
     def loader(self) -> torch.utils.data.DataLoader:
         """The DataLoader."""

@@ -1,18 +1,26 @@
-"""gradlab.Trainer: each window is one call of step, and what is not finite is left out."""
+"""gradlab.Trainer: each window is one call of step. What is not finite is left out, and replicas divide a window."""
+
+import tensorflow as tf
 
 import gradlab
 from gradlab.auditing.adapters import keras_models as small
 from gradlab.auditing.models import Weights
 from gradlab.auditing.problem import Problem, windows
 
-supports = ("tokens", "clip_norm", "schedule", "momentum", "adam", "adamw", "nonfinite")
+supports = ("tokens", "clip_norm", "schedule", "momentum", "adam", "adamw", "replicas", "nonfinite")
 
 
 def train(problem: Problem) -> list[Weights]:
     """The weights after each update."""
-    model, size = small.build(problem), len(problem.epochs[0][0][0])
-    optimizer, loss = small.optimizer(problem), small.loss(problem)
-    trainer = gradlab.Trainer(model, optimizer, loss, size, skip_nonfinite=True)
+    strategy, size = tf.distribute.get_strategy(), len(problem.epochs[0][0][0])
+    if problem.replicas > 1:
+        devices = [device.name for device in tf.config.list_logical_devices("CPU")]
+        if len(devices) < problem.replicas:
+            raise NotImplementedError("replicas need logical devices: call gradlab.setup(towers=2) first")
+        strategy = tf.distribute.MirroredStrategy(devices[: problem.replicas])
+    with strategy.scope():
+        model, optimizer = small.build(problem), small.optimizer(problem)
+    trainer = gradlab.Trainer(model, optimizer, small.loss(problem), size, strategy, skip_nonfinite=True)
     history = []
     for window in windows(problem):
         trainer.step(*window)

@@ -1,0 +1,35 @@
+"""DeepSpeed's engine on a CPU, with gradient_accumulation_steps: backward and step for each micro-batch."""
+
+import os
+import tempfile
+
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+import deepspeed
+
+from gradlab.auditing.adapters import torch_models as small
+from gradlab.auditing.models import Weights
+from gradlab.auditing.problem import Problem
+
+supports = ("tokens", "clip_norm", "schedule", "momentum", "adam", "adamw")
+ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+
+
+def train(problem: Problem) -> list[Weights]:
+    """The weights after each update."""
+    if not deepspeed.comm.is_initialized():
+        os.environ |= ALONE
+        meeting = f"file://{tempfile.mkdtemp()}/meeting"
+        deepspeed.init_distributed("gloo", init_method=meeting, rank=0, world_size=1, verbose=False)
+    settings = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": problem.k}
+    settings |= {"gradient_clipping": problem.clip_norm or 0.0, "zero_allow_untested_optimizer": True}
+    model, history = small.Small(problem), []
+    optimizer = small.optimizer(problem, model)
+    schedule = small.schedule(problem, optimizer)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, lr_scheduler=schedule, config=settings)
+    for epoch in problem.epochs:
+        for microbatch in epoch:
+            engine.backward(engine(*small.tensors(microbatch)))
+            engine.step()
+            if engine.global_steps > len(history):
+                history.append(model.read())
+    return history

@@ -1,0 +1,69 @@
+"""The tables of audited releases are those of the committed results, and README says the same."""
+
+import json
+import pathlib
+import sys
+
+import pytest
+from paths import ROOT
+
+from benchmarks.audit_history import __main__ as command
+from benchmarks.audit_history import tables
+from benchmarks.audit_history.releases import HISTORY, TODAY, Release
+
+FOUND = json.loads(tables.JSON.read_text())
+
+
+def row(**audit):
+    empty = {"clean": True, "findings": [], "skipped": {}, "notes": []}
+    return {"library": "keras", "version": "3.4.1", "adapter": "keras_option", "audit": {**empty, **audit}}
+
+
+def finding(bug, *candidates, probe="full windows"):
+    return {"bug": bug, "candidates": list(candidates), "evidence": {"probe": probe}}
+
+
+def test_a_cell_says_yes_the_bug_or_that_it_is_not_known():
+    found = row(
+        findings=[
+            finding("tail_carried"),
+            finding("unknown", probe="Adam"),
+            finding("ambiguous", "decay_per_microbatch and off_by_one", "last_only"),
+        ],
+        skipped={"clipping": "the loop does not support clip_norm"},
+        notes=["A NaN in a micro-batch raises FloatingPointError."],
+    )
+    lines = tables.today_as_table([found]).splitlines()
+    cells = {line.split(" | ")[0].strip("| "): line.split(" | ")[1].rstrip(" |") for line in lines[2:]}
+    assert cells["the ragged tail is applied"] == "`tail_carried`"
+    assert cells["clips once, the mean"] == "-" and cells["averages over tokens"] == "yes"
+    assert cells["a short window is divided by what it holds"] == "-" and cells["Adam counts updates"] == "`unknown`"
+    assert cells["weight decay once per update"] == "`decay_per_microbatch and off_by_one`"
+    assert cells["a NaN in a micro-batch"] == "FloatingPointError"
+    failed = {"library": "keras", "version": "9", "adapter": "keras_option", "error": "no such release"}
+    assert "Could not be audited: Keras, `gradient_accumulation_steps` 9 (no such release)." in tables.today_as_table(
+        [failed]
+    )
+    assert "| keras 3.4.1 | no bug | [keras#19990](" in tables.history_as_table([row()])
+
+
+def test_the_published_tables_are_those_of_the_committed_audits():
+    text = tables.PAGE.read_text()
+    assert tables.page(FOUND, text) == text
+    for name, releases in (("today", TODAY), ("history", HISTORY)):
+        audited = [(one["library"], one["version"], one["adapter"]) for one in FOUND[name]]
+        assert audited == [(one.library, one.version, one.adapter) for one in releases]
+    assert max(one["seconds"] for rows in FOUND.values() for one in rows if "audit" in one) < 20
+
+
+@pytest.mark.slow
+def test_a_release_is_audited_in_an_environment_of_its_own(tmp_path):
+    python = tmp_path / "none-1" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    found = command.audit(Release("none", "1", "tensorflow_loop"), tmp_path)
+    assert found["audit"]["clean"] and found["seconds"] > 0, found
+    assert "error" in command.audit(Release("none", "1", "no_such_adapter"), tmp_path)
+    with pytest.raises(StopIteration):
+        tables.release_of(found)
+    assert pathlib.Path(ROOT, "data", "results", "audit.json").exists()

@@ -1,0 +1,159 @@
+"""Correct training loops, and loops with planted bugs, written as people write them, for the tests of the audit.
+
+They share nothing with `gradlab.auditing.rules` but the gradients: a loop here keeps a list of a window's gradients,
+and makes one of them in the end.
+"""
+
+import itertools
+
+import numpy as np
+
+# Bugs that share a switch of the loop below: it can have one of each row.
+SWITCHES = (
+    ("sum_for_mean", "divided_by_k"),
+    ("tail_dropped", "tail_carried"),
+    ("first_only", "last_only"),
+    ("schedule_per_microbatch", "schedule_stretched"),
+    ("not_reset", "last_only"),
+    ("not_reset", "nonfinite_poisons"),
+)
+# Pairs that are another bug of the list: a sum divided by k, and a step for each micro-batch with its share.
+SAME = {
+    ("sum_for_mean", "scaled_twice"): "divided_by_k",
+    ("scaled_twice", "step_per_microbatch"): "step_per_microbatch",
+}
+NAMES = (
+    "sum_for_mean", "divided_by_k", "tail_dropped", "tail_carried", "mean_of_means", "clipped_per_microbatch",
+    "schedule_per_microbatch", "schedule_stretched", "bias_correction_per_microbatch", "decay_per_microbatch",
+    "first_only", "last_only", "not_reset", "step_per_microbatch", "scaled_twice", "off_by_one", "nonfinite_poisons",
+    "low_precision_sum",
+)  # fmt: skip
+PAIRS = [pair for pair in itertools.combinations(NAMES, 2) if not any(set(pair) <= set(row) for row in SWITCHES)]
+
+
+def planted(*bugs, dtype=np.float64, off_by_one="window", step_per_microbatch="mean", clipping="each"):
+    """A loop with these bugs, as an adapter.
+
+    Args:
+        bugs: names of bugs.
+        dtype: the type of gradients, sums and weights.
+        off_by_one: which count that bug concerns: "window", "schedule", or "early" and "late" for an update after
+            micro-batches 0, k, 2k, ...
+        step_per_microbatch: whether its gradient is a "mean", a "share" of the window's, or the window's so far
+            ("running").
+        clipping: whether that bug clips "each" micro-batch's gradient, the mean so far ("running"), or "never".
+    """
+    has = set(bugs).__contains__
+
+    def train(problem):
+        model = {name: np.array(value, dtype) for name, value in problem.weights.items()}
+        optimizer = Optimizer(problem, dtype)
+        size = problem.k * problem.replicas + (has("off_by_one") and off_by_one == "window")
+        waiting, history, microbatches, position = [], [], 0, 0
+        for epoch in problem.epochs:
+            for number, microbatch in enumerate(epoch, start=1):
+                gradient = {
+                    name: value.astype(dtype) for name, value in problem.gradients(model, microbatch)[1].items()
+                }
+                microbatches += 1
+                position += 1
+                if has("schedule_per_microbatch"):
+                    rate = problem.learning_rate(microbatches - 1)
+                elif has("schedule_stretched"):
+                    rate = problem.learning_rate(optimizer.steps // problem.k)
+                else:
+                    rate = problem.learning_rate(optimizer.steps)
+                if has("off_by_one") and off_by_one == "schedule":
+                    rate = problem.learning_rate(optimizer.steps + 1)
+                if has("decay_per_microbatch"):
+                    optimizer.decay(model, rate)
+                if has("clipped_per_microbatch") and clipping == "each":
+                    gradient = clipped(gradient, problem.clip_norm)
+                replica, ahead = (position - 1) % problem.replicas, epoch[number - position :][: problem.k]
+                if has("last_only"):
+                    waiting = [one for one in waiting if one[2] != replica]
+                if not (has("first_only") and any(one[2] == replica for one in waiting)):
+                    waiting.append((gradient, problem.size(microbatch), replica))
+                ends = position == size
+                if has("off_by_one") and off_by_one in ("early", "late"):
+                    ends = (number - 1) % (problem.k * problem.replicas) == 0 and (number > 1 or off_by_one == "early")
+                if number == len(epoch) and not (has("tail_dropped") or has("tail_carried")):
+                    ends = True
+                if not (ends or has("step_per_microbatch")):
+                    continue
+                mean = combined(waiting, problem, has, dtype)
+                if has("step_per_microbatch") and step_per_microbatch != "mean":
+                    share = sum(one[1] for one in waiting) / sum(map(problem.size, ahead))
+                    mean = {name: share * value for name, value in mean.items()}
+                finite = all(np.isfinite(value).all() for value in mean.values())
+                if finite:
+                    if not has("clipped_per_microbatch"):
+                        mean = clipped(mean, problem.clip_norm)
+                    if not has("decay_per_microbatch"):
+                        optimizer.decay(model, rate)
+                    count = microbatches if has("bias_correction_per_microbatch") else optimizer.steps + 1
+                    optimizer.step(model, mean, rate, count)
+                history.append({name: value.copy() for name, value in model.items()})
+                keeps = has("step_per_microbatch") and step_per_microbatch == "running" and not ends
+                if not has("not_reset") and not keeps and (finite or not has("nonfinite_poisons")):
+                    waiting = []
+                if ends:
+                    position = 0
+            if has("tail_dropped"):
+                waiting, position = [], 0
+        return history
+
+    train.supports = ("tokens", "clip_norm", "schedule", "momentum", "adam", "adamw", "replicas", "nonfinite")
+    return train
+
+
+def combined(window, problem, has, dtype):
+    """One gradient of those of a window."""
+    total = sum(size for _, size, _ in window)
+    shares = [1 / len(window) if has("mean_of_means") else size / total for _, size, _ in window]
+    factor = 1.0
+    if has("sum_for_mean"):
+        factor *= len(window)
+    if has("divided_by_k"):
+        factor *= len(window) / (problem.k * problem.replicas)
+    if has("scaled_twice"):
+        factor /= problem.k
+    summed = {name: np.zeros_like(value) for name, value in window[0][0].items()}
+    kind = np.float16 if has("low_precision_sum") else dtype
+    for (gradient, *_), share in zip(window, shares):
+        for name, value in gradient.items():
+            with np.errstate(over="ignore"):
+                summed[name] = (summed[name].astype(kind) + (factor * share * value).astype(kind)).astype(dtype)
+    return summed
+
+
+def clipped(gradient, limit):
+    norm = np.sqrt(sum(float(np.sum(np.square(value))) for value in gradient.values()))
+    return gradient if not limit or norm <= limit else {n: value * (limit / norm) for n, value in gradient.items()}
+
+
+class Optimizer:
+    """SGD, momentum, Adam and AdamW, with Adam's bias correction in the learning rate."""
+
+    def __init__(self, problem, dtype):
+        self.problem, self.steps = problem, 0
+        self.first = {name: np.zeros(np.shape(value), dtype) for name, value in problem.weights.items()}
+        self.second = {name: np.zeros(np.shape(value), dtype) for name, value in problem.weights.items()}
+
+    def decay(self, model, rate):
+        for name in model:
+            model[name] = model[name] - rate * self.problem.weight_decay * model[name]
+
+    def step(self, model, gradient, rate, count):
+        self.steps += 1
+        for name, value in gradient.items():
+            if self.problem.optimizer == "sgd":
+                change = value
+            elif self.problem.optimizer == "momentum":
+                self.first[name] = change = 0.9 * self.first[name] + value
+            else:
+                self.first[name] = 0.9 * self.first[name] + 0.1 * value
+                self.second[name] = 0.999 * self.second[name] + 0.001 * value**2
+                corrected = np.sqrt(1 - 0.999**count) / (1 - 0.9**count)
+                change = corrected * self.first[name] / (np.sqrt(self.second[name]) + 1e-8 * np.sqrt(1 - 0.999**count))
+            model[name] = (model[name] - rate * change).astype(model[name].dtype)
