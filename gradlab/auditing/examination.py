@@ -79,6 +79,7 @@ class _Examination:
         self._skipped: dict[str, str] = {}
         self._notes: list[str] = []
         self._unknown = ""  # the probe of full windows, if nothing explains it
+        self._doubtful = False  # whether nothing explains a probe that needs no feature
 
     def run(self, probe: Probe) -> None:
         """Runs one probe."""
@@ -110,6 +111,7 @@ class _Examination:
         if not matching:
             if probe.name == "full windows":  # what goes wrong elsewhere says nothing about the other probes
                 self._unknown = probe.name
+            self._doubtful = self._doubtful or not probe.needs
             evidence = _evidence(probe, problem, found, self._known[0], None)
             words = "from the first one" if evidence.update == 1 else f"from update {evidence.update} on"
             sentence = f"The weights are wrong {words}, and no known bug or pair of bugs explains them."
@@ -147,6 +149,10 @@ class _Examination:
             reason = next(iter(self._skipped.values()))
             raise ValueError(f"train must train the model of at least one probe. Received: none; {reason}")
         sets = smallest(self._known)
+        if self._doubtful:  # names that fit some probes only may be wrong
+            names = " or ".join(" and ".join(sorted(each)) for each in sets if each)
+            notes = [f"The probes that could be explained fit {names}."] if names else []
+            return Audit(tuple(self._more), self._skipped, (*self._notes, *notes))
         sure = frozenset.intersection(*sets)
         findings = [
             Finding(name, bug.sentence, self._evidence[name], bug.fix, bug.section)

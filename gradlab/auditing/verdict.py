@@ -35,7 +35,7 @@ class Seen(NamedTuple):
 def explain(seen: list[Seen], known: list[Hypothesis]) -> list[Hypothesis]:
     """The hypotheses with the fewest bugs that give the weights of all probes.
 
-    One bug and two are tried in all combinations; more of them only beside those that explained the earlier probes.
+    One bug and two are tried in all combinations; after that, one more beside those that explained the earlier probes.
 
     Args:
         seen: the probes that ran, the last one first: it is the one that may show another bug.
@@ -49,7 +49,6 @@ def explain(seen: list[Seen], known: list[Hypothesis]) -> list[Hypothesis]:
         lambda: _combinations()[0],
         lambda: _combinations()[1],
         lambda: _one_more(known),
-        lambda: _one_more(_one_more(known)),
     )
     for candidates in steps:
         matching = [one for one in candidates() if all(first_difference(*each, one) is None for each in seen)]

@@ -22,7 +22,7 @@ HELP = "mixed precision, smaller inputs, an optimizer with fewer averages and ke
 TOO_LITTLE = f"memory must hold a micro-batch of one example; {HELP}. Received: one example, with which memory runs out"
 TOO_LITTLE_FOR_WHOLE = (
     "memory must hold a micro-batch of one example, and the loss over the whole batch with its gradient; a smaller "
-    f"batch takes less, and so do other ways: {HELP}. Received: a batch with which memory runs out in micro-batches of one"
+    f"batch takes less, and {HELP}. Received: a batch with which memory runs out in micro-batches of one"
 )
 
 

@@ -15,13 +15,11 @@ SWITCHES = (
     ("first_only", "last_only"),
     ("schedule_per_microbatch", "schedule_stretched"),
     ("not_reset", "last_only"),
+    ("first_only", "step_per_microbatch"),
     ("not_reset", "nonfinite_poisons"),
 )
-# Pairs that are another bug of the list: a sum divided by k, and a step for each micro-batch with its share.
-SAME = {
-    ("sum_for_mean", "scaled_twice"): "divided_by_k",
-    ("scaled_twice", "step_per_microbatch"): "step_per_microbatch",
-}
+# A pair that is one bug of the list: a step for each micro-batch with a k-th of its gradient.
+SAME = {("step_per_microbatch", "scaled_twice"): "step_per_microbatch"}
 NAMES = (
     "sum_for_mean", "divided_by_k", "tail_dropped", "tail_carried", "mean_of_means", "clipped_per_microbatch",
     "schedule_per_microbatch", "schedule_stretched", "bias_correction_per_microbatch", "decay_per_microbatch",
@@ -69,10 +67,10 @@ def planted(*bugs, dtype=np.float64, off_by_one="window", step_per_microbatch="m
                     optimizer.decay(model, rate)
                 if has("clipped_per_microbatch") and clipping == "each":
                     gradient = clipped(gradient, problem.clip_norm)
-                replica, ahead = (position - 1) % problem.replicas, epoch[number - position :][: problem.k]
+                replica, ahead = (position - 1) % problem.replicas, epoch[number - position :][: problem.k * problem.replicas]
                 if has("last_only"):
                     waiting = [one for one in waiting if one[2] != replica]
-                if not (has("first_only") and any(one[2] == replica for one in waiting)):
+                if not (has("first_only") and position > problem.replicas):
                     waiting.append((gradient, problem.size(microbatch), replica))
                 ends = position == size
                 if has("off_by_one") and off_by_one in ("early", "late"):
