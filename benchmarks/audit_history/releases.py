@@ -3,6 +3,8 @@
 from typing import NamedTuple
 
 TORCH = ("torch==2.13.0",)
+OLD_HF = (*TORCH, "setuptools<80")
+FASTAI = (*TORCH, "fastcore==1.3.13", "fastprogress==1.0.0", "setuptools<80")
 KERAS = ("tensorflow-cpu==2.16.2", "numpy<2")  # for releases of 2024
 
 
@@ -33,8 +35,8 @@ TODAY = (
     Release("torch", "2.13.0", "torch_loop"),
     Release("accelerate", "1.15.0", "accelerate", TORCH),
     Release("transformers", "5.23.0", "transformers", (*TORCH, "accelerate==1.15.0")),
-    Release("lightning", "2.6.5", "lightning", TORCH),
-    Release("deepspeed", "0.19.5", "deepspeed", TORCH),
+    Release("lightning", "2.6.6", "lightning", TORCH),
+    Release("deepspeed", "0.19.8", "deepspeed", TORCH),
     Release("optax", "0.2.8", "optax_multisteps"),
     Release("optax", "0.2.8", "optax_microbatching"),
     Release("jax", "0.10.2", "jax_scan", ("optax==0.2.8",)),
@@ -50,8 +52,10 @@ HISTORY = (
     Release("transformers", "4.45.2", "transformers", (*TORCH, "accelerate==1.0.1"), _TOKENS, "a mean of token means"),
     Release("transformers", "4.46.3", "transformers", (*TORCH, "accelerate==1.1.1"), _TOKENS, "a mean of token means"),
     Release("transformers", "4.48.3", "transformers", (*TORCH, "accelerate==1.3.0"), _TOKENS, "a mean of token means"),
-    Release("transformers", "4.30.2", "transformers", (*TORCH, "accelerate==0.20.3"), _EPOCHS, "windows across epochs"),
+    Release(
+        "transformers", "4.30.2", "transformers", (*OLD_HF, "accelerate==0.20.3"), _EPOCHS, "windows across epochs"
+    ),
     Release("transformers", "4.31.0", "transformers", (*TORCH, "accelerate==0.21.0"), _EPOCHS, "windows across epochs"),
-    Release("fastai", "2.1.7", "fastai_callback", TORCH, _SUM, "a sum for a mean"),
-    Release("fastai", "2.1.8", "fastai_callback", TORCH, _SUM, "a sum for a mean"),
+    Release("fastai", "2.1.7", "fastai_callback", FASTAI, _SUM, "a sum for a mean"),
+    Release("fastai", "2.1.8", "fastai_callback", FASTAI, _SUM, "a sum for a mean"),
 )

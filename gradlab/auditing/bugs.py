@@ -70,8 +70,7 @@ BUGS = {
         "Update after the last micro-batch of an epoch, too, and set the sum to zero.",
         f"{PITFALLS}, 3. The tail dropped, or carried into the next epoch",
         (
-            {"tail": "carried"},
-            {"tail": "carried", "stops": True},
+            *_variants(tail=("carried",), short_epochs=(False, True), stops=(False, True)),
             *_variants(tail=("added",), divisor=("seen", "k", "share")),
         ),
     ),
@@ -208,5 +207,6 @@ def with_one_more(hypothesis: Hypothesis) -> Iterator[Hypothesis]:
         if name in hypothesis.bugs:
             continue
         for variant in bug.variants:
-            if changed.isdisjoint(variant):
+            contradicts = {"window", "short_epochs"} <= changed | set(variant)  # two rules for where windows end
+            if changed.isdisjoint(variant) and not contradicts:
                 yield Hypothesis(hypothesis.bugs | {name}, replace(hypothesis.rules, **variant))

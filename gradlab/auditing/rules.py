@@ -29,6 +29,8 @@ class LoopRules:
             counted from 0; "late": the same without micro-batch 0.
         tail: the rest of an epoch makes an update of its own ("updates"), is "dropped", is "carried" into the next
             epoch, or is "added" to the first window of the next epoch, whose counting starts at 0.
+        short_epochs: whether an epoch shorter than a window ends with an update, beside those after every k-th
+            micro-batch of the whole training.
         stops: training ends after as many updates as whole windows fit into each epoch.
         step: an update for each "window" or "each" micro-batch, "each by k" if divided by k, or "running" if nothing is
             set to zero before the window ends.
@@ -52,6 +54,7 @@ class LoopRules:
     reset: str = "all"
     window: int | str = 0
     tail: str = "updates"
+    short_epochs: bool = False
     stops: bool = False
     step: str = "window"
     recorded: str = "updates"
@@ -124,6 +127,7 @@ class _Run:
     def epoch(self, microbatches: list[tuple]) -> Iterator[np.ndarray]:
         """The weights after each update of an epoch."""
         rules = self._rules
+        is_short = rules.short_epochs and len(microbatches) < self._problem.k * self._problem.replicas
         if rules.tail == "added":
             self._position = 0
         for number, microbatch in enumerate(microbatches):
@@ -131,7 +135,8 @@ class _Run:
                 window = microbatches[number : number + self._problem.k * self._problem.replicas]
                 self._ahead = float(len(window)) if rules.alike else sum(map(self._problem.size, window))
             self._add(microbatch)
-            ends = self._ends(number) or (rules.tail == "updates" and number == len(microbatches) - 1)
+            is_last = number == len(microbatches) - 1
+            ends = self._ends(number) or (is_last and (rules.tail == "updates" or is_short))
             if rules.step != "window" or ends:
                 applied = self._update(ends)
                 if (rules.recorded == "updates" or ends) and (applied or rules.recorded_skips):
@@ -145,6 +150,8 @@ class _Run:
     def _ends(self, number: int) -> bool:
         """Whether a window ends after this micro-batch of an epoch."""
         k, window = self._problem.k * self._problem.replicas, self._rules.window
+        if self._rules.short_epochs:
+            return self._microbatches % k == 0
         if isinstance(window, int):
             return self._position == max(1, k + window)
         number = self._microbatches - 1 if self._rules.tail == "carried" else number

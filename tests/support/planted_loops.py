@@ -67,7 +67,10 @@ def planted(*bugs, dtype=np.float64, off_by_one="window", step_per_microbatch="m
                     optimizer.decay(model, rate)
                 if has("clipped_per_microbatch") and clipping == "each":
                     gradient = clipped(gradient, problem.clip_norm)
-                replica, ahead = (position - 1) % problem.replicas, epoch[number - position :][: problem.k * problem.replicas]
+                replica, ahead = (
+                    (position - 1) % problem.replicas,
+                    epoch[number - position :][: problem.k * problem.replicas],
+                )
                 if has("last_only"):
                     waiting = [one for one in waiting if one[2] != replica]
                 if not (has("first_only") and position > problem.replicas):

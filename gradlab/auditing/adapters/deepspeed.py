@@ -19,7 +19,8 @@ def train(problem: Problem) -> list[Weights]:
     if not deepspeed.comm.is_initialized():
         os.environ |= ALONE
         meeting = f"file://{tempfile.mkdtemp()}/meeting"
-        deepspeed.init_distributed("gloo", init_method=meeting, rank=0, world_size=1, verbose=False)
+        alone = {"auto_mpi_discovery": False, "rank": 0, "world_size": 1}
+        deepspeed.init_distributed("gloo", init_method=meeting, verbose=False, **alone)
     settings = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": problem.k}
     settings |= {"gradient_clipping": problem.clip_norm or 0.0, "zero_allow_untested_optimizer": True}
     model, history = small.Small(problem), []
