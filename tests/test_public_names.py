@@ -42,7 +42,7 @@ import gradlab
 assert {name for name in sys.modules if name.startswith("gradlab.")} <= {"gradlab._checks", "gradlab.runtime"}
 
 def use(path):
-    if path.split(".")[1] in ("drawing", "lab", "measure", "training"):
+    if path.split(".")[1] in ("auditing", "drawing", "lab", "measure", "training"):
         return pkgutil.resolve_name(path)  # the path of a module that is imported before it is used
     value = gradlab
     for name in path.split(".")[1:]:

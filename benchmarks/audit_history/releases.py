@@ -52,9 +52,7 @@ HISTORY = (
     Release("transformers", "4.45.2", "transformers", (*TORCH, "accelerate==1.0.1"), _TOKENS, "a mean of token means"),
     Release("transformers", "4.46.3", "transformers", (*TORCH, "accelerate==1.1.1"), _TOKENS, "a mean of token means"),
     Release("transformers", "4.48.3", "transformers", (*TORCH, "accelerate==1.3.0"), _TOKENS, "a mean of token means"),
-    Release(
-        "transformers", "4.30.2", "transformers", (*OLD_HF, "accelerate==0.20.3"), _EPOCHS, "tails and epochs"
-    ),
+    Release("transformers", "4.30.2", "transformers", (*OLD_HF, "accelerate==0.20.3"), _EPOCHS, "tails and epochs"),
     Release("transformers", "4.31.0", "transformers", (*TORCH, "accelerate==0.21.0"), _EPOCHS, "tails and epochs"),
     Release("fastai", "2.1.7", "fastai_callback", FASTAI, _SUM, "a sum for a mean"),
     Release("fastai", "2.1.8", "fastai_callback", FASTAI, _SUM, "a sum for a mean"),

@@ -13,7 +13,7 @@ MEMORY = "notebooks/09_memory.ipynb"
 
 
 @dataclass(frozen=True)
-class Bug:
+class KnownBug:
     """A bug of a training loop.
 
     Attributes:
@@ -47,25 +47,25 @@ def _variants(**choices: tuple) -> list[dict[str, Any]]:
 
 
 BUGS = {
-    "sum_for_mean": Bug(
+    "sum_for_mean": KnownBug(
         "The update gets the sum of the micro-batches' gradients, not their mean: it is about k times too large.",
         "Divide by what the window saw: gradient = total / weight.",
         f"{PITFALLS}, 1. A sum for a mean",
         ({"divisor": "none"}, {"divisor": "count"}, {"replicas": "sum"}),
     ),
-    "divided_by_k": Bug(
+    "divided_by_k": KnownBug(
         "A window with fewer than k micro-batches is divided by k instead of by its own size: its update is too small.",
         "Count the micro-batches, examples or tokens of the window, and divide by that count.",
         f"{PITFALLS}, 2. The ragged tail divided by k",
         ({"divisor": "k"}, {"divisor": "share"}),
     ),
-    "tail_dropped": Bug(
+    "tail_dropped": KnownBug(
         "The micro-batches that are left at the end of an epoch make no update: their examples are lost.",
         "Update after the last micro-batch of an epoch, too.",
         f"{PITFALLS}, 3. The tail dropped, or carried into the next epoch",
         ({"tail": "dropped"}, {"stops": True}),
     ),
-    "tail_carried": Bug(
+    "tail_carried": KnownBug(
         "The gradients that are left at the end of an epoch go into the first window of the next one.",
         "Update after the last micro-batch of an epoch, too, and set the sum to zero.",
         f"{PITFALLS}, 3. The tail dropped, or carried into the next epoch",
@@ -74,19 +74,19 @@ BUGS = {
             *_variants(tail=("added",), divisor=("seen", "k", "share")),
         ),
     ),
-    "mean_of_means": Bug(
+    "mean_of_means": KnownBug(
         "Micro-batches with different numbers of examples or tokens get equal weight: the loss is a mean of means.",
         "Weight each micro-batch by its examples or tokens, and divide by their sum.",
         f"{PITFALLS}, 4. Tokens: a mean of means",
         ({"alike": True}, {"replicas": "mean"}),
     ),
-    "clipped_per_microbatch": Bug(
+    "clipped_per_microbatch": KnownBug(
         "Each micro-batch's gradient is clipped, not the update's.",
         "Clip once, after averaging.",
         f"{PITFALLS}, 5. Clipping each micro-batch",
         ({"clip": "each"}, {"clip": "part"}, {"clip": "running"}),
     ),
-    "schedule_per_microbatch": Bug(
+    "schedule_per_microbatch": KnownBug(
         "The learning-rate schedule counts micro-batches, not updates: it runs about k times too fast.",
         "Step the schedule where the optimizer steps.",
         f"{PITFALLS}, 6. Clocks: schedules and Adam count micro-batches",
@@ -96,13 +96,13 @@ BUGS = {
             {"schedule": lambda updates, microbatches, k: updates * k},
         ),
     ),
-    "schedule_stretched": Bug(
+    "schedule_stretched": KnownBug(
         "The learning-rate schedule advances once in k updates: it runs k times too slowly.",
         "Step the schedule once per update; do not divide its number by k a second time.",
         f"{PITFALLS}, 6. Clocks: schedules and Adam count micro-batches",
         ({"schedule": lambda updates, microbatches, k: updates // k},),
     ),
-    "bias_correction_per_microbatch": Bug(
+    "bias_correction_per_microbatch": KnownBug(
         "Adam's bias correction counts micro-batches, not updates.",
         "Count the optimizer's steps where it updates.",
         f"{PITFALLS}, 6. Clocks: schedules and Adam count micro-batches",
@@ -112,31 +112,31 @@ BUGS = {
             {"correction": lambda updates, microbatches, k: updates * k + 1},
         ),
     ),
-    "decay_per_microbatch": Bug(
+    "decay_per_microbatch": KnownBug(
         "Weight decay is applied for each micro-batch: it is k times too strong.",
         "Decay the weights where the optimizer updates.",
         f"{PITFALLS}, 6. Clocks: schedules and Adam count micro-batches",
         ({"decay": "microbatch"}, {"decay": "k times"}),
     ),
-    "first_only": Bug(
+    "first_only": KnownBug(
         "Only the first micro-batch of a window counts.",
         "Add each micro-batch's gradient to the sum.",
         f"{ACCUMULATION}, Step 3: add and apply",
         ({"keep": "first"}, {"keep": "first of all"}),
     ),
-    "last_only": Bug(
+    "last_only": KnownBug(
         "Only the last micro-batch of a window counts: its gradient replaces the sum.",
         "Add each micro-batch's gradient to the sum; set it to zero after an update only.",
         f"{ACCUMULATION}, Step 3: add and apply",
         ({"keep": "last"}, {"keep": "last of all"}),
     ),
-    "not_reset": Bug(
+    "not_reset": KnownBug(
         "The sum is not set to zero after an update: old gradients are applied again and again.",
         "Set the sum to zero after each update.",
         f"{ACCUMULATION}, Step 2: zero",
         ({"reset": "divisor"}, {"reset": "none"}, {"reset": "kept"}),
     ),
-    "step_per_microbatch": Bug(
+    "step_per_microbatch": KnownBug(
         "The optimizer makes a step for each micro-batch: nothing is accumulated.",
         "Call the optimizer once per window.",
         f"{ACCUMULATION}, The order of operations",
@@ -145,13 +145,13 @@ BUGS = {
             *_variants(step=("each by k",), recorded=("updates", "windows")),
         ),
     ),
-    "scaled_twice": Bug(
+    "scaled_twice": KnownBug(
         "The gradient is divided by k twice: once in the loss, and once in the mean.",
         "Remove one of the two divisions.",
         f"{PITFALLS}, 1. A sum for a mean",
         ({"twice": True},),
     ),
-    "off_by_one": Bug(
+    "off_by_one": KnownBug(
         "A count is off by one: the schedule's, or that of the micro-batches of a window.",
         "Update when (number + 1) % k == 0, counted from 0; the first update has the rate of update 0.",
         f"{PITFALLS}, 6. Clocks: schedules and Adam count micro-batches",
@@ -161,13 +161,13 @@ BUGS = {
             {"schedule": lambda updates, microbatches, k: updates - 1},
         ),
     ),
-    "nonfinite_poisons": Bug(
+    "nonfinite_poisons": KnownBug(
         "A NaN in one micro-batch spoils all later windows: it reaches the weights, or stays in the sum.",
         "Leave out a window that is not finite, and set the sum to zero then, too.",
         f"{MEMORY}, One bad micro-batch",
         ({"nonfinite": "stays"}, {"nonfinite": "stays", "recorded_skips": False}),
     ),
-    "low_precision_sum": Bug(
+    "low_precision_sum": KnownBug(
         "Gradients are summed in half precision: what is small beside the sum is lost.",
         "Sum in float32, whatever the type of the gradients.",
         f"{MEMORY}, Half precision: what must not be halved",

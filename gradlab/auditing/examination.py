@@ -9,9 +9,9 @@ import numpy as np
 
 from gradlab.auditing.bugs import BUGS, CORRECT, Hypothesis, after_nan
 from gradlab.auditing.models import SHAPES
-from gradlab.auditing.probes import BY_DEFAULT, FEATURES, PROBES, Probe
+from gradlab.auditing.probe_set import BY_DEFAULT, FEATURES, PROBES, ProbeTraining
 from gradlab.auditing.problem import Problem
-from gradlab.auditing.report import Audit, Evidence, Finding
+from gradlab.auditing.report import Audit, Difference, FoundBug
 from gradlab.auditing.rules import as_vector, gradients_of, trajectory
 from gradlab.auditing.verdict import ROUNDING, Seen, distance, explain, first_difference, smallest
 
@@ -74,14 +74,14 @@ class _Examination:
         self._train, self._features = train, features
         self._known: list[Hypothesis] = [CORRECT]
         self._seen: list[Seen] = []
-        self._evidence: dict[str, Evidence] = {}  # for each bug, that of the first probe in which it shows
-        self._more: list[Finding] = []
+        self._evidence: dict[str, Difference] = {}  # for each bug, that of the first probe in which it shows
+        self._more: list[FoundBug] = []
         self._skipped: dict[str, str] = {}
         self._notes: list[str] = []
         self._unknown = ""  # the probe of full windows, if nothing explains it
         self._doubtful = False  # whether nothing explains a probe that needs no feature
 
-    def run(self, probe: Probe) -> None:
+    def run(self, probe: ProbeTraining) -> None:
         """Runs one probe."""
         missing = [name for name in probe.needs if name not in self._features]
         if self._unknown:
@@ -103,7 +103,7 @@ class _Examination:
         else:
             (self._judge_nan if has_nan else self._judge)(probe, found)
 
-    def _judge(self, probe: Probe, found: list[np.ndarray]) -> None:
+    def _judge(self, probe: ProbeTraining, found: list[np.ndarray]) -> None:
         problem = probe.make()
         new = Seen(problem, found, gradients_of(problem), probe.is_exact)
         seen = [new, *self._seen]
@@ -117,14 +117,14 @@ class _Examination:
             sentence = f"The weights are wrong {words}, and no known bug or pair of bugs explains them."
             if any(first_difference(*new, one, ROUNDING) is None for one in self._known):
                 sentence = f"The weights are imprecise {words}, as with TensorFloat-32: use float32 throughout."
-            self._more.append(Finding("unknown", sentence, evidence))
+            self._more.append(FoundBug("unknown", sentence, evidence))
             return
         for one in matching:
             for name in one.bugs:
                 self._evidence.setdefault(name, _evidence(probe, problem, found, self._known[0], one))
         self._known, self._seen = matching, seen
 
-    def _judge_nan(self, probe: Probe, found: list[np.ndarray]) -> None:
+    def _judge_nan(self, probe: ProbeTraining, found: list[np.ndarray]) -> None:
         """What the loop does with a NaN, which need not be a bug."""
         problem, before = probe.make(), self._known[0]
         if all(np.isfinite(weights).all() for weights in trajectory(problem, before.rules)):
@@ -155,7 +155,7 @@ class _Examination:
             return Audit(tuple(self._more), self._skipped, (*self._notes, *notes))
         sure = frozenset.intersection(*sets)
         findings = [
-            Finding(name, bug.sentence, self._evidence[name], bug.fix, bug.section)
+            FoundBug(name, bug.sentence, self._evidence[name], bug.fix, bug.section)
             for name, bug in BUGS.items()
             if name in sure
         ]
@@ -163,22 +163,22 @@ class _Examination:
             candidates = tuple(" and ".join(sorted(each - sure)) for each in sets)
             sentence = f"The weights are those of one of these, which the probes cannot tell apart: {candidates}."
             shown = self._evidence[next(iter(sets[0] - sure))]
-            findings.append(Finding("ambiguous", sentence, shown, candidates=candidates))
+            findings.append(FoundBug("ambiguous", sentence, shown, candidates=candidates))
         return Audit((*findings, *self._more), self._skipped, tuple(self._notes))
 
 
 def _evidence(
-    probe: Probe, problem: Problem, found: list[np.ndarray], before: Hypothesis, after: Hypothesis | None
-) -> Evidence:
+    probe: ProbeTraining, problem: Problem, found: list[np.ndarray], before: Hypothesis, after: Hypothesis | None
+) -> Difference:
     """Where weights first differ from those of a loop as it was known before."""
     update = first_difference(problem, found, None, False, before) or 0
     right = list(trajectory(problem, CORRECT.rules))
     with_bug = list(trajectory(problem, after.rules)) if after else []
     near = None if after is None else distance(problem, with_bug, found, update)
-    return Evidence(probe.name, update + 1, distance(problem, right, found, update), near, found, right, with_bug)
+    return Difference(probe.name, update + 1, distance(problem, right, found, update), near, found, right, with_bug)
 
 
-def weights_of(train: Callable[[Problem], Any], probe: Probe) -> list[np.ndarray]:
+def weights_of(train: Callable[[Problem], Any], probe: ProbeTraining) -> list[np.ndarray]:
     """The weights after each update that an adapter gives, as vectors.
 
     Raises:

@@ -15,7 +15,7 @@ TOLD = (
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Difference:
     """Where a bug shows.
 
     Attributes:
@@ -51,14 +51,14 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class Finding:
+class FoundBug:
     """A bug that was found.
 
     Attributes:
         bug: its name, a key of `gradlab.auditing.bugs.BUGS`; "ambiguous" if the probes cannot tell candidates apart,
             "unknown" if the weights are wrong and no known bug or pair of bugs explains them.
         sentence: what the loop does.
-        evidence: the `Evidence`; its text says where the bug shows, in numbers.
+        evidence: the `Difference`; its text says where the bug shows, in numbers.
         fix: what to change; empty if the bug is not known.
         section: where the course explains it: a notebook and the heading of a section.
         candidates: for "ambiguous", the names, those of pairs joined by "and".
@@ -66,7 +66,7 @@ class Finding:
 
     bug: str
     sentence: str
-    evidence: Evidence
+    evidence: Difference
     fix: str = ""
     section: str = ""
     candidates: tuple[str, ...] = ()
@@ -100,13 +100,13 @@ class Audit:
     """What an audit found.
 
     Attributes:
-        findings: the bugs, as `Finding`s.
+        findings: the bugs, as `FoundBug`s.
         skipped: for each probe that did not run, why.
         notes: what the loop does that is not wrong, but good to know.
         clean: whether no bug was found.
     """
 
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[FoundBug, ...] = ()
     skipped: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -155,11 +155,11 @@ class Audit:
         Returns:
             A matplotlib figure.
         """
-        from gradlab.auditing.plot import figure
+        from gradlab.auditing.trajectory_plot import figure
 
         if not 0 <= number < len(self.findings):
             raise ValueError(f"number must be that of a finding, below {len(self.findings)}. Received: {number}")
-        return figure(self.findings[number])
+        return figure(self.findings[number].bug, self.findings[number].evidence)
 
     def _remarks(self) -> list[str]:
         skipped = [f'Skipped "{name}": {reason}.' for name, reason in self.skipped.items()]

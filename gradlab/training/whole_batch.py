@@ -7,7 +7,7 @@ In words (GradCache: Gao, Zhang, Han and Callan, arXiv 2101.06983)::
     second pass:  for each micro-batch: sum = sum + gradient of (predictions * its slopes), with the same random numbers
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -175,9 +175,24 @@ class Collected:
         ]
 
 
-def losses_and_slopes(
-    wholes: list[Whole], scale: tf.Tensor, examples: tf.Tensor, variables: list
-) -> tuple[list, list, list]:
+class Between(NamedTuple):
+    """What is computed between the two passes.
+
+    Attributes:
+        losses: the value of each loss.
+        slopes: for each loss its gradients with respect to this replica's predictions, in the type in which gradients
+            are summed, without the scale, and None for predictions that are not floating-point numbers. None: there is
+            no loss over the whole batch.
+        own_gradients: for each loss its gradients with respect to the variables that it reads, with the scale, and None
+            for the others.
+    """
+
+    losses: Sequence = ()
+    slopes: list | None = None
+    own_gradients: Sequence = ()
+
+
+def losses_and_slopes(wholes: list[Whole], scale: tf.Tensor, examples: tf.Tensor, variables: list) -> Between:
     """The losses of the whole batch, and their gradients with respect to the predictions and to variables they read.
 
     Args:
@@ -185,11 +200,6 @@ def losses_and_slopes(
         scale: the factor of the losses while they are differentiated.
         examples: the number of examples of this replica.
         variables: the variables that are trained.
-
-    Returns:
-        For each loss its value; for each its slopes, those of this replica's predictions, in the type in which
-        gradients are summed, without the scale, and None for predictions that are not floating-point numbers; for each
-        its gradients with respect to the variables, with the scale, None for those that it does not read.
 
     Raises:
         ValueError: a loss does not depend on the predictions.
@@ -211,7 +221,7 @@ def losses_and_slopes(
         losses.append(loss)
         own.append(of_variables)
         all_slopes.append([next(left) if t.dtype.is_floating else None for t in tf.nest.flatten(whole.predictions)])
-    return losses, all_slopes, own
+    return Between(losses, all_slopes, own)
 
 
 def differentiable(whole: Whole, slopes: list) -> tf.Tensor:
@@ -220,7 +230,7 @@ def differentiable(whole: Whole, slopes: list) -> tf.Tensor:
     return tf.add_n([tf.reduce_sum(tf.cast(tensor, slope.dtype) * slope) for tensor, slope in pairs])
 
 
-def with_own(sums: list, own_gradients: list, loss_weights: list) -> list:
+def with_own(sums: list, own_gradients: Sequence, loss_weights: list) -> list:
     """The sums of gradients, plus those of the variables that the losses read themselves.
 
     Args:

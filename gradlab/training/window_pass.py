@@ -1,7 +1,7 @@
 """One pass of a Keras model over a window, micro-batch by micro-batch: the part that training and evaluation share."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -16,7 +16,7 @@ from gradlab.training.objective import Objective, total_loss
 from gradlab.training.padded_metrics import means_over_tokens
 from gradlab.training.plan import Plan, make_plan
 from gradlab.training.tracing import Traced, trace_forward
-from gradlab.training.whole_batch import Collected, Whole, losses_and_slopes, with_own
+from gradlab.training.whole_batch import Between, Collected, Whole, losses_and_slopes, with_own
 from gradlab.window import Loop, Microbatch, Sums, accumulate
 
 
@@ -160,16 +160,14 @@ class WindowPass:
             with tf.control_dependencies([kinds]):  # a loss that is refused must not leave an update behind
                 batch = map_tensors(tf.identity, batch)
         unit, is_mean = self._unit(plan, tf.cast(examples, dtype), size)
-        scale, slopes = tf.cast(scale, dtype), None
-        whole_losses: list = []
-        own_gradients: list = []
+        scale, between = tf.cast(scale, dtype), Between()
         batch = checked_batch(batch, plan.labels)
         collected = Collected(list(plan.whole.values()))
         if self._training and plan.whole:
             wholes = self._first_pass(plan, collected, batch, size, in_flight.count)
-            whole_losses, slopes, own_gradients = losses_and_slopes(wholes, scale, examples, variables)
+            between = losses_and_slopes(wholes, scale, examples, variables)
             collected = Collected([])
-        forward = self._forward(plan, scale, unit, examples, kinds, whole_losses)
+        forward = self._forward(plan, scale, unit, examples, kinds, between.losses)
 
         def collect(microbatch, number, state):
             result, seen = forward(microbatch, state[:-1])
@@ -181,7 +179,7 @@ class WindowPass:
         sums = accumulate(
             collect,
             variables,
-            (*batch, slopes),
+            (*batch, between.slopes),
             size,
             (first, plan.state.averages.zeros(dtype), no_terms, plan.metrics.no_logs(), collected.begin(steps)),
             record=record,
@@ -189,13 +187,12 @@ class WindowPass:
             loop=dataclasses.replace(self._loop, in_flight=in_flight.count),
         )
         values, statistics, term_sums, logs, arrays = sums.state
-        if not self._training:
-            whole_losses = [whole.value() for whole in collected.end(arrays)]
-        for i, loss in zip(plan.whole, whole_losses):
+        losses = between.losses if self._training else [whole.value() for whole in collected.end(arrays)]
+        for i, loss in zip(plan.whole, losses):
             replicas = tf.distribute.get_replica_context().num_replicas_in_sync
             term_sums[i] = tf.cast(loss, dtype) / replicas, tf.ones([], dtype)
         weights = [plan.loss_weights[i] for i in plan.whole]
-        sums = sums._replace(gradients=with_own(sums.gradients, own_gradients, weights))
+        sums = Sums(with_own(sums.gradients, between.own_gradients, weights), *sums[1:])
         return Passed(plan, sums, values, statistics, term_sums, logs, unit, is_mean)
 
     def _unit(self, plan: Plan, examples: tf.Tensor, size: Any) -> tuple:
@@ -230,7 +227,7 @@ class WindowPass:
         return collected.end(accumulate(collect, [], batch, size, begin, loop=Loop(in_flight)).state[1])
 
     def _forward(
-        self, plan: Plan, scale: tf.Tensor, unit: Any, window: tf.Tensor, kinds: Any, whole_losses: list
+        self, plan: Plan, scale: tf.Tensor, unit: Any, window: tf.Tensor, kinds: Any, whole_losses: Sequence
     ) -> Callable:
         """The forward pass of a micro-batch: a function (micro-batch, state) -> its `Microbatch`, and what losses over
         the whole batch see of it."""

@@ -10,7 +10,7 @@ import gradlab
 from gradlab.auditing import examination
 from gradlab.auditing.bugs import BUGS, CORRECT
 from gradlab.auditing.models import SHAPES, loss_and_gradients
-from gradlab.auditing.probes import FEATURES, PROBES, Probe
+from gradlab.auditing.probe_set import FEATURES, PROBES, ProbeTraining
 from gradlab.auditing.problem import Problem, initial_weights
 from gradlab.auditing.verdict import TOLERANCE, first_difference
 
@@ -188,7 +188,7 @@ def test_hundred_random_trainings_of_right_loops_raise_no_alarm(dtype):
     for _ in range(100):
         problem = random_problem(generator)
         seen = examination._Examination(planted(dtype=dtype), set(FEATURES))
-        seen.run(Probe("a random training", (), lambda: problem))  # noqa: B023
+        seen.run(ProbeTraining("a random training", (), lambda: problem))  # noqa: B023
         audit = seen.result()
         assert audit.clean, (problem, audit)
 

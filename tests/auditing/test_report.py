@@ -15,7 +15,7 @@ from planted_loops import planted
 import gradlab
 from gradlab.__main__ import main
 from gradlab.auditing.bugs import BUGS
-from gradlab.auditing.report import Evidence, Finding
+from gradlab.auditing.report import Difference, FoundBug
 
 LOOP = """
 def train(problem):
@@ -67,8 +67,8 @@ def test_json_for_a_program(two):
     assert [one["bug"] for one in found["findings"]] == ["divided_by_k", "clipped_per_microbatch"]
     evidence = found["findings"][0]["evidence"]
     assert evidence["update"] == 3 and evidence["distance"] > 0.01 > evidence["distance_with_bug"]
-    missing = Evidence("a probe", 3, float("nan"), None, [np.zeros(2)] * 2, [np.zeros(2)] * 3, [])
-    assert Finding("tail_dropped", "", missing).summary()["evidence"]["distance"] is None  # NaN is no JSON
+    missing = Difference("a probe", 3, float("nan"), None, [np.zeros(2)] * 2, [np.zeros(2)] * 3, [])
+    assert FoundBug("tail_dropped", "", missing).summary()["evidence"]["distance"] is None  # NaN is no JSON
     assert str(missing) == 'In the probe "a probe" the loop makes 2 updates, and the large batch 3.'
 
 

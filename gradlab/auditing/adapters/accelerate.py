@@ -1,7 +1,6 @@
 """Hugging Face Accelerate: a prepared loop with `accelerator.accumulate`, as its guide shows it."""
 
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, GradientState
 from torch.utils.data import DataLoader
 
 from gradlab.auditing.adapters import torch_models as small
@@ -13,8 +12,6 @@ supports = ("tokens", "clip_norm", "schedule", "momentum", "adam", "adamw")
 
 def train(problem: Problem) -> list[Weights]:
     """The weights after each update."""
-    for state in (AcceleratorState, GradientState):  # an Accelerator keeps the settings of the one before
-        state._shared_state.clear()
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=problem.k)
     model = small.Small(problem)
     optimizer = small.optimizer(problem, model)

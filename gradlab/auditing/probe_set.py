@@ -22,7 +22,7 @@ FEATURES = {
 BY_DEFAULT = tuple(name for name in FEATURES if name not in ("replicas", "nonfinite"))
 
 
-class Probe(NamedTuple):
+class ProbeTraining(NamedTuple):
     """A training that an adapter runs.
 
     Attributes:
@@ -84,47 +84,49 @@ def _rate(rate: float) -> Callable[[int], float]:
 
 
 PROBES = (
-    Probe("a long window", (), _halves, is_exact=True),
-    Probe("full windows", (), lambda: _made("linear", 1, [[3] * 12], 4, learning_rate=_rate(0.05))),
-    Probe("two layers", (), lambda: _made("two_layers", 2, [[3] * 6], 2, learning_rate=_rate(0.5))),
-    Probe("embeddings", (), lambda: _made("embedding", 3, [[4] * 6], 3, learning_rate=_rate(0.3))),
-    Probe("a short window", (), lambda: _made("linear", 4, [[3] * 10] * 2, 4, learning_rate=_rate(0.05))),
-    Probe("a short epoch", (), lambda: _made("linear", 14, [[3] * 3] * 3, 5, learning_rate=_rate(0.05))),
-    Probe(
+    ProbeTraining("a long window", (), _halves, is_exact=True),
+    ProbeTraining("full windows", (), lambda: _made("linear", 1, [[3] * 12], 4, learning_rate=_rate(0.05))),
+    ProbeTraining("two layers", (), lambda: _made("two_layers", 2, [[3] * 6], 2, learning_rate=_rate(0.5))),
+    ProbeTraining("embeddings", (), lambda: _made("embedding", 3, [[4] * 6], 3, learning_rate=_rate(0.3))),
+    ProbeTraining("a short window", (), lambda: _made("linear", 4, [[3] * 10] * 2, 4, learning_rate=_rate(0.05))),
+    ProbeTraining("a short epoch", (), lambda: _made("linear", 14, [[3] * 3] * 3, 5, learning_rate=_rate(0.05))),
+    ProbeTraining(
         "a short micro-batch",
         (),
         lambda: _made("linear", 5, [[5] * 7 + [2], [5] * 7 + [2]], 4, learning_rate=_rate(0.05)),
     ),
-    Probe(
+    ProbeTraining(
         "texts of different lengths",
         ("tokens",),
         lambda: _made("tokens", 6, [[2] * 9], 3, learning_rate=_rate(1.0), average_over="tokens"),
     ),
-    Probe(
+    ProbeTraining(
         "clipping",
         ("clip_norm",),
         lambda: _made("linear", 7, [[2] * 12], 4, learning_rate=_rate(0.1), clip_norm=1.5),
     ),
-    Probe(
+    ProbeTraining(
         "a schedule",
         ("schedule",),
         lambda: _made("linear", 8, [[4] * 15], 3, learning_rate=lambda update: 0.1 / (1 + update)),
     ),
-    Probe(
+    ProbeTraining(
         "momentum",
         ("momentum",),
         lambda: _made("linear", 10, [[4] * 12], 3, optimizer="momentum", learning_rate=_rate(0.02)),
     ),
-    Probe("Adam", ("adam",), lambda: _made("linear", 11, [[4] * 12], 3, optimizer="adam", learning_rate=_rate(0.05))),
-    Probe(
+    ProbeTraining(
+        "Adam", ("adam",), lambda: _made("linear", 11, [[4] * 12], 3, optimizer="adam", learning_rate=_rate(0.05))
+    ),
+    ProbeTraining(
         "AdamW",
         ("adamw",),
         lambda: _made("linear", 12, [[4] * 12], 4, optimizer="adamw", learning_rate=_rate(0.05), weight_decay=0.5),
     ),
-    Probe(
+    ProbeTraining(
         "two replicas",
         ("replicas",),
         lambda: _made("linear", 13, [[4, 2] * 6], 3, learning_rate=_rate(0.05), replicas=2),
     ),
-    Probe("a NaN", (), _with_nan),
+    ProbeTraining("a NaN", (), _with_nan),
 )
