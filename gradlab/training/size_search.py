@@ -181,7 +181,7 @@ class Trial:
 
         If the time is over, the pairs so far count.
         """
-        examples, ratios = min(self._examples, other * self._in_flight), []
+        examples, ratios = min(self._examples, other * self._in_flight), list[float]()
         while len(ratios) <= PAIRS and (time.perf_counter() < end or not ratios):
             ratios.append(self._seconds(size, examples) / self._seconds(other, examples))
         return statistics.median(ratios[1:] or ratios)  # in the first, kernels prepare themselves

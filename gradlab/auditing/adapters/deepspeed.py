@@ -21,9 +21,9 @@ def train(problem: Problem) -> list[Weights]:
         meeting = f"file://{tempfile.mkdtemp()}/meeting"
         alone = {"auto_mpi_discovery": False, "rank": 0, "world_size": 1}
         deepspeed.init_distributed("gloo", init_method=meeting, verbose=False, **alone)
-    settings = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": problem.k}
+    settings: dict = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": problem.k}
     settings |= {"gradient_clipping": problem.clip_norm or 0.0, "zero_allow_untested_optimizer": True}
-    model, history = small.Small(problem), []
+    model, history = small.Small(problem), list[Weights]()
     optimizer = small.optimizer(problem, model)
     schedule = small.schedule(problem, optimizer)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, lr_scheduler=schedule, config=settings)

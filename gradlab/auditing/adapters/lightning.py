@@ -11,13 +11,13 @@ from gradlab.auditing.models import Weights
 from gradlab.auditing.problem import Problem
 
 supports = ("tokens", "clip_norm", "schedule", "momentum", "adam", "adamw")
-QUIET = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+QUIET = "logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
 
 def train(problem: Problem) -> list[Weights]:
     """The weights after each update."""
-    model, history = small.Small(problem), []
+    model, history = small.Small(problem), list[Weights]()
 
     class Module(pl.LightningModule):
         def training_step(self, batch: list, number: int) -> Any:
