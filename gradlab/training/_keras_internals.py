@@ -182,11 +182,12 @@ def same_rank(one: Any, other: Any) -> tuple:
 _undivided = threading.local()
 
 
-def _divided(loss: Any, divided: Callable = loss_module.scale_loss_for_distribution) -> Any:
-    return loss if getattr(_undivided, "on", False) else divided(loss)
+def _unless_undivided(function: Callable) -> Callable:
+    return lambda loss: loss if getattr(_undivided, "on", False) else function(loss)
 
 
-loss_module.scale_loss_for_distribution = _divided
+loss_module.scale_loss_for_distribution = _unless_undivided(loss_module.scale_loss_for_distribution)
+loss_module.unscale_loss_for_distribution = _unless_undivided(loss_module.unscale_loss_for_distribution)
 
 
 @contextlib.contextmanager

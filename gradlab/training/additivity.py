@@ -246,8 +246,8 @@ class Halves:
         with self._scope(shift) as scope:
             y_pred = moved(self._model(batch[0], training=self._training), is_moved)
             found = self._objective.one_by_one(batch, y_pred, scope.losses)
-        graph = tf.compat.v1.get_default_graph()
-        is_random = Dependence([graph.get_operation_by_name(name).outputs[0] for name in stateful_draws(graph)])
+        drawing = stateful_draws(tf.compat.v1.get_default_graph())
+        is_random = Dependence([output for operation in drawing for output in operation.outputs])
         self._random = [is_random(loss) for loss in found]
         return self._stacked(found)
 

@@ -108,8 +108,7 @@ def microbatched(
 class _Steps:
     """The methods that take the place of a model's own.
 
-    They are set on the instance, so the model's class, which Keras saves, stays the same. They are not tracked: Keras
-    and TensorFlow save nothing of them.
+    They are set on the instance: its class, which Keras saves, stays the same, and nothing of them is saved.
     """
 
     def __init__(self, model: keras.Model, microbatch_size: int | str, memory: float | None, in_flight: int | str):
@@ -129,6 +128,7 @@ class _Steps:
             object.__setattr__(self._model, name, self._method(name))
         self._show("microbatch_size", self._microbatch_size)
         self._show("in_flight", self._in_flight)
+        object.__setattr__(self._model, "microbatch_choice", "")
 
     def _method(self, name: str) -> Callable:
         """One of the methods below, with the signature and the docstring of the model's own."""

@@ -115,7 +115,7 @@ def _check(traced: TracedLoss, data: tuple, is_mean: bool, most: int) -> tf.Tens
         return tf.constant(True)
     few = tf.minimum(examples_of(data), most)
     if traced.state.normalizing:  # halves have other statistics; two copies of some examples have the same as one
-        half = slice(0, tf.maximum(1, few // 2))
+        half = slice(0, tf.minimum(examples_of(data), tf.maximum(1, few // 2)))
         data, few = map_tensors(lambda tensor: _twice(rows_of(tensor, half)), data), 2 * half.stop
 
     def scalars(rows, shift):

@@ -103,11 +103,24 @@ def make_state(
     )
 
 
-def stateful_draws(graph: tf.Graph) -> list[str]:
-    """The names of the operations that draw other random numbers each time they run; those of Keras' layers do not.
+def stateful_draws(graph: tf.Graph) -> list[tf.Operation]:
+    """The operations that draw other random numbers each time they run; those of Keras' layers do not.
 
-    Loops, branches and functions of a layer are functions of the graph's library.
+    An operation draws, too, if a function that it calls does: loops, branches and functions of a layer are such calls.
     """
-    definition = graph.as_graph_def()
-    nodes = chain(definition.node, *(function.node_def for function in definition.library.function))
-    return [node.name for node in nodes if node.op.startswith(STATEFUL)]
+    functions = {function.signature.name: function for function in graph.as_graph_def().library.function}
+    drawing: dict[str, bool] = {}
+
+    def draws(node: Any) -> bool:
+        names = chain.from_iterable(
+            [value.func.name, *(f.name for f in value.list.func)] for value in node.attr.values()
+        )
+        return node.op.startswith(STATEFUL) or (node.op in functions and has_draw(node.op)) or any(map(has_draw, names))
+
+    def has_draw(name: str) -> bool:
+        if name in functions and name not in drawing:
+            drawing[name] = False  # of a function that calls itself
+            drawing[name] = any(map(draws, functions[name].node_def))
+        return drawing.get(name, False)
+
+    return [operation for operation in graph.get_operations() if draws(operation.node_def)]

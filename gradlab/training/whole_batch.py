@@ -141,7 +141,7 @@ def check_passes(wholes: list[Whole], graph: tf.Graph) -> None:
     if drawing:
         raise ValueError(
             f"{wholes[0].loss.name} needs random numbers that can be drawn twice: draw them with keras.random and a "
-            f"keras.random.SeedGenerator instead of tf.random. Received: {drawing[0]}"
+            f"keras.random.SeedGenerator instead of tf.random. Received: {drawing[0].name}"
         )
 
 

@@ -238,7 +238,7 @@ class WindowPass:
             (*microbatch, slopes), (values, statistics, term_sums, logs) = microbatch, state
             examples = examples_of(microbatch[0])
             share = tf.math.divide_no_nan(tf.cast(examples, dtype), tf.cast(window, dtype))
-            with plan.state.scope(values) as scope:
+            with internals.undivided_losses(), plan.state.scope(values) as scope:
                 before = dict(scope.state_mapping)
                 y_pred = self._model(microbatch[0], training=self._training)
                 as_means = factors(kinds, examples, plan.examples, dtype) if plan.numbers or plan.adding else None

@@ -460,6 +460,52 @@ def test_losses_that_are_one_number_on_two_devices(kind, loss, float64, two_devi
     np.testing.assert_allclose(histories[1]["loss"], histories[0]["loss"], rtol=1e-6)
 
 
+class OwnOfTwo(keras.Model):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return super().compute_loss(x, y, y_pred, sample_weight, training)
+
+
+class AddsAMean(keras.layers.Layer):
+    def call(self, x):
+        self.add_loss(keras.losses.MeanSquaredError()(tf.zeros_like(x), x))
+        return x
+
+
+@pytest.mark.parametrize("kind", [keras.Model, OwnOfTwo])
+def test_losses_of_outputs_and_of_layers_on_two_devices(kind, float64, two_devices):
+    """Keras divides its own losses by the number of replicas wherever they are called, in layers too.
+
+    One batch per epoch: Keras does not weight the metrics of outputs by the sizes of batches.
+    """
+    rows = np.random.default_rng(0)
+    x, y = rows.normal(size=[19, 4]), {"one": rows.normal(size=[19, 2]), "other": rows.normal(size=[19, 1])}
+
+    def model(kind):
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input([4])
+        hidden = AddsAMean()(keras.layers.Dense(3, "tanh")(inputs))
+        outputs = {
+            "one": keras.layers.Dense(2, name="one")(hidden),
+            "other": keras.layers.Dense(1, name="other")(hidden),
+        }
+        made = kind(inputs, outputs)
+        made.compile(keras.optimizers.SGD(0.5), {"one": "mse", "other": "mae"})
+        return made
+
+    expected = model(keras.Model)
+    with two_devices.scope():
+        small = gradlab.microbatched(model(kind), 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        histories = [
+            each.fit(x, y, batch_size=19, epochs=2, shuffle=False, verbose=0).history for each in (expected, small)
+        ]
+    for one, other in zip(small.get_weights(), expected.get_weights()):
+        np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-11)
+    for name in ("loss", "one_loss", "other_loss") if kind is keras.Model else ("loss",):
+        np.testing.assert_allclose(histories[1][name], histories[0][name], rtol=1e-6)
+
+
 @pytest.mark.parametrize("family", ["dense", "two_by_two"])
 def test_evaluation_on_two_devices(family, two_devices):
     """Batches of 8 of 19 examples: uneven shares at the tail."""

@@ -167,7 +167,7 @@ def trained_as_large_batch(name, examples, tolerance=1e-12, weights=None, two=No
     held_against(expected, model, start, tolerance)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", LOSSES)  # Keras drops the weights of a `fit` without targets, such as that of CLIP
 def test_every_loss_with_weights(name, float64):
     trained_as_large_batch(name, 19, weights=np.linspace(0.2, 2, 19))
 
@@ -217,7 +217,8 @@ def test_every_loss_in_half_precision(name):
         model = gradlab.microbatched(built(name), 3)
         model.compile(scaled(), gradlab.WholeBatch(loss))
         model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
-        held_against(expected, model, start, 1e-2)
+        moved = lambda one: _Weights([new - old for new, old in zip(one.get_weights(), start)])  # noqa: E731
+        held_against(moved(expected), moved(model), [np.zeros_like(old) for old in start], 3e-2)
     finally:
         keras.config.set_dtype_policy("float32")
 
@@ -575,7 +576,7 @@ class HiddenNoise(layers.Layer):
         self.where = where
 
     def call(self, inputs):
-        noise = lambda *_: tf.random.normal(tf.shape(inputs)) + tf.random.stateless_normal([4], [1, 2])  # noqa: E731
+        noise = lambda: tf.random.normal(tf.shape(inputs)) + tf.random.stateless_normal([6], [1, 2])  # noqa: E731
         return (
             inputs
             + {
@@ -614,7 +615,7 @@ REFUSED = {
     },
     "weights that would be ignored": (
         lambda: gradlab.Trainer(
-            network(), "sgd", gradlab.WholeBatch(correlation), 2, weight_fn=lambda x, y: tf.ones([len(x)])
+            network(), "sgd", gradlab.WholeBatch(correlation), 2, weight_fn=lambda x, y: tf.ones(tf.shape(y))
         ).step(rows(4, 4), labels(4)),
         "correlation must give a loss for each example if sample weights divide it, as those of weight_fn do. "
         "Received: one number for the whole batch",
