@@ -478,7 +478,7 @@ def test_losses_of_outputs_and_of_layers_on_two_devices(kind, float64, two_devic
     One batch per epoch: Keras does not weight the metrics of outputs by the sizes of batches.
     """
     rows = np.random.default_rng(0)
-    x, y = rows.normal(size=[19, 4]), {"one": rows.normal(size=[19, 2]), "other": rows.normal(size=[19, 1])}
+    x, y = rows.normal(size=[20, 4]), {"one": rows.normal(size=[20, 2]), "other": rows.normal(size=[20, 1])}
 
     def model(kind):
         keras.utils.set_random_seed(0)
@@ -498,7 +498,7 @@ def test_losses_of_outputs_and_of_layers_on_two_devices(kind, float64, two_devic
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         histories = [
-            each.fit(x, y, batch_size=19, epochs=2, shuffle=False, verbose=0).history for each in (expected, small)
+            each.fit(x, y, batch_size=20, epochs=2, shuffle=False, verbose=0).history for each in (expected, small)
         ]
     for one, other in zip(small.get_weights(), expected.get_weights()):
         np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-11)
