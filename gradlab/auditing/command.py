@@ -24,8 +24,8 @@ def audit_named(adapter: str, supports: str | None = None) -> Audit:
         raise ValueError(f"MODULE:NAME must name a module and a function in it. Received: {adapter}")
     sys.path.insert(0, os.getcwd())
     try:
-        train = getattr(importlib.import_module(module), name)
         with contextlib.redirect_stdout(sys.stderr):  # whatever the loop prints
+            train = getattr(importlib.import_module(module), name)
             return audit(train, tuple(supports.split(",")) if supports else None)
     except Exception as error:  # whatever the loop or its imports raise
         what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tomllib
 import types
 from dataclasses import fields, replace
 
@@ -101,7 +102,7 @@ def test_every_command_has_help(command, call):
 
 def test_the_console_command_is_called_gradlab(python):
     """What pip installs for [project.scripts] is these lines."""
-    [entry] = re.findall(r'(?m)^gradlab = "(.*)"', (ROOT / "pyproject.toml").read_text())
+    entry = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["gradlab"]
     module, function = entry.split(":")
     program = f"import sys; from {module} import {function}; sys.argv[0] = 'gradlab'; sys.exit({function}())"
     assert python("-c", program, "--help").stdout.startswith("usage: gradlab ")

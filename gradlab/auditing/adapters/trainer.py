@@ -3,11 +3,14 @@
 import tensorflow as tf
 
 import gradlab
+from gradlab import runtime
 from gradlab.auditing.adapters import keras_models as small
 from gradlab.auditing.models import Weights
 from gradlab.auditing.problem import Problem, windows
 
 supports = ("tokens", "clip_norm", "schedule", "momentum", "adam", "adamw", "replicas", "nonfinite")
+if runtime.current() is None:
+    gradlab.setup(towers=2)  # before TensorFlow starts: the replicas are logical devices
 
 
 def train(problem: Problem) -> list[Weights]:
@@ -16,7 +19,7 @@ def train(problem: Problem) -> list[Weights]:
     if problem.replicas > 1:
         devices = [device.name for device in tf.config.list_logical_devices("CPU")]
         if len(devices) < problem.replicas:
-            raise NotImplementedError("replicas need logical devices: call gradlab.setup(towers=2) first")
+            raise NotImplementedError("replicas need logical devices: gradlab.setup(towers=2)")
         strategy = tf.distribute.MirroredStrategy(devices[: problem.replicas])
     with strategy.scope():
         model, optimizer = small.build(problem), small.optimizer(problem)
