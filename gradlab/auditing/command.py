@@ -29,5 +29,7 @@ def audit_named(adapter: str, supports: str | None = None) -> Audit:
             return audit(train, tuple(supports.split(",")) if supports else None)
     except Exception as error:  # whatever the loop or its imports raise
         what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        if isinstance(error, ModuleNotFoundError) and not f"{module}.".startswith(f"{error.name}."):
+            what = f"{error.name} is not installed."
         where = getattr(error, "__notes__", [])
         raise ValueError(" ".join([f"{adapter} could not be audited.", *where, what])) from error

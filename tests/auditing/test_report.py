@@ -101,6 +101,7 @@ def folder(tmp_path, monkeypatch):
     """A working directory with a right loop, one with a bug, and one that fails."""
     for name, factor in {"right_loop": "", "wrong_loop": "* len(window)", "failing_loop": "/ 0"}.items():
         (tmp_path / f"{name}.py").write_text(LOOP.replace("FACTOR", factor))
+    (tmp_path / "needing_loop.py").write_text("import no_such_framework.models")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield tmp_path
@@ -125,6 +126,7 @@ def test_the_command_says_by_its_status_what_it_found(folder, capsys):
     [
         (["right_loop"], "MODULE:NAME must name a module and a function in it. Received: right_loop"),
         (["no_loop:train"], "no_loop:train could not be audited. ModuleNotFoundError: No module named 'no_loop'"),
+        (["needing_loop:train"], "needing_loop:train could not be audited. no_such_framework is not installed."),
         (["right_loop:loop"], "right_loop:loop could not be audited. AttributeError: module 'right_loop' has no"),
         (
             ["failing_loop:train"],
