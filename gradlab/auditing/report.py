@@ -100,7 +100,7 @@ class Audit:
     """What an audit found.
 
     Attributes:
-        findings: the bugs, as `FoundBug`s.
+        findings: the bugs, each a `FoundBug`.
         skipped: for each probe that did not run, why.
         notes: what the loop does that is not wrong, but good to know.
         clean: whether no bug was found.
