@@ -9,16 +9,16 @@ JSON = ROOT / "data" / "results" / "audit.json"
 PAGE = ROOT / "docs" / "comparison.md"
 
 NAMES = {
-    "keras_option": "Keras, `gradient_accumulation_steps`",
-    "torch_loop": "PyTorch, by hand",
+    "keras_option": "Keras' option",
+    "torch_loop": "PyTorch by hand",
     "accelerate": "Accelerate",
-    "transformers": "Transformers' Trainer",
+    "transformers": "Transformers",
     "lightning": "Lightning",
     "deepspeed": "DeepSpeed",
-    "optax_multisteps": "optax, MultiSteps",
-    "optax_microbatching": "optax, microbatching",
-    "jax_scan": "JAX, `lax.scan` by hand",
-    "fastai_callback": "fastai, GradientAccumulation",
+    "optax_multisteps": "optax MultiSteps",
+    "optax_microbatching": "optax microbatching",
+    "jax_scan": "JAX by hand",
+    "fastai_callback": "fastai",
     "microbatched": "`gradlab.microbatched`",
     "trainer": "`gradlab.Trainer`",
 }
@@ -32,7 +32,7 @@ RULES: dict[str, tuple[tuple[str, ...], str]] = {
         "full windows",
     ),
     "ragged tail": (("tail_dropped", "tail_carried", "divided_by_k"), "a short window"),
-    "tokens, short micro-batches": (("mean_of_means",), "texts of different lengths"),
+    "tokens, sizes": (("mean_of_means",), "texts of different lengths"),
     "clipping": (("clipped_per_microbatch",), "clipping"),
     "schedule": (("schedule_per_microbatch", "schedule_stretched", "off_by_one"), "a schedule"),
     "Adam, decay": (("bias_correction_per_microbatch", "decay_per_microbatch"), "Adam"),
@@ -51,12 +51,17 @@ def bugs_of(row: dict) -> list[str]:
 
 
 def today_as_table(rows: list[dict]) -> str:
-    """Writes a row for each library and a column for each rule; a cell is "right", or has the names of bugs."""
-    lines = [f"| | {' | '.join(RULES)} | a NaN |", "| --- |" + " --- |" * (len(RULES) + 1)]
-    for row in rows:
-        if "audit" in row:
-            name = f"{NAMES[row['adapter']]} {row['version']}"
-            lines.append(f"| {name} | {' | '.join(_cell(row, *how) for how in RULES.values())} | {_nan(row)} |")
+    """Writes a row for each library, and a column for each rule that not all of them keep."""
+    audited = [row for row in rows if "audit" in row]
+    cells = {rule: [_cell(row, *how) for row in audited] for rule, how in RULES.items()}
+    kept = [rule for rule, found in cells.items() if set(found) <= {"right"}]
+    shown = {rule: found for rule, found in cells.items() if rule not in kept} | {
+        "a NaN": [_nan(row) for row in audited]
+    }
+    lines = [f"| | {' | '.join(shown)} |", "| --- |" + " --- |" * len(shown)]
+    for row, *found in zip(audited, *shown.values()):
+        lines.append(f"| {NAMES[row['adapter']]} {row['version']} | {' | '.join(found)} |")
+    lines += ["", f"Right in all of them: {'; '.join(kept) or '-'}."] if audited else []
     left = [f"{NAMES[row['adapter']]} {row['version']} ({row['error']})" for row in rows if "error" in row]
     return "\n".join(lines) + (f"\n\nCould not be audited: {'; '.join(left)}." if left else "")
 
