@@ -170,10 +170,13 @@ class Audit:
 
     def _repr_html_(self) -> str:
         """The report as a table in a notebook."""
-        names = ("bug", "what the loop does", "numbers", "fix", "explained in")
-        rows = [(one.bug, one.sentence, str(one.evidence), one.fix, one.section) for one in self.findings]
-        cells = "".join(f"<tr>{''.join(f'<td>{html.escape(each)}</td>' for each in row)}</tr>" for row in rows)
-        head = "".join(f"<th>{name}</th>" for name in names)
-        table = f"<table class='gradlab-audit' style='text-align:left'><tr>{head}</tr>{cells}</table>" if rows else ""
+        left = "style='text-align: left; vertical-align: top'"
+        rows = []
+        for one in self.findings:
+            named = (("Fix", one.fix), ("See", one.section))
+            words = [html.escape(one.sentence), html.escape(str(one.evidence))]
+            words += [f"<b>{name}</b>: {html.escape(text)}" for name, text in named if text]
+            rows.append(f"<tr><td {left}><code>{one.bug}</code></td><td {left}>{'<br>'.join(words)}</td></tr>")
+        table = f"<table class='gradlab-audit'>{''.join(rows)}</table>" if rows else ""
         remarks = "".join(f"<li>{html.escape(remark)}</li>" for remark in self._remarks())
         return f"<b>{self._title}</b>{table}<ul>{remarks}</ul>"

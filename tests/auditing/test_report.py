@@ -74,7 +74,7 @@ def test_json_for_a_program(two):
 
 def test_table_in_a_notebook(two):
     shown = two._repr_html_()
-    assert shown.count("<tr>") == 3 and "divided_by_k" in shown and "5. Clipping each micro-batch" in shown
+    assert shown.count("<tr>") == 2 and "divided_by_k" in shown and "5. Clipping each micro-batch" in shown
     assert "<script" not in shown and "<table" not in gradlab.audit(planted())._repr_html_()
 
 
