@@ -1,5 +1,6 @@
 """The first table: milliseconds per update for every way, and their ratio to one big batch."""
 
+import contextlib
 import json
 import math
 import statistics
@@ -25,8 +26,9 @@ LIMIT, FIRST_LIMIT = (
     180,
 )  # seconds that a measurement may take, and the first one; a way that needs more is left out
 # After the first measurement, of a fifth of that time, a variant or setting that takes more than so many times as long
-# as the fastest one of its way is left out.
-HOPELESS = 1.25
+# as the fastest one of its way is left out. Of VGG-16 only the fastest one is kept: its variants filled 24 GiB.
+HOPELESS: dict[str, float] = {"vgg16": 1.0}
+USUALLY_HOPELESS = 1.25
 
 
 class EndedError(RuntimeError):
@@ -81,8 +83,7 @@ class Worker:
         wanted = dict(way=way, variant=variant, network=network, k=k, b=b, updates=updates, warm=2)
         late = threading.Timer(limit, self._process.kill)
         late.start()
-        self._process.stdin.write(json.dumps(wanted) + "\n")
-        self._process.stdin.flush()
+        self._send(wanted)
         answer = json.loads(self._process.stdout.readline() or "null")
         name, was_late = f"{way} {variant}, {network}, {k} x {b}, {self.setting}", not late.is_alive()
         late.cancel()
@@ -100,12 +101,17 @@ class Worker:
 
     def forget(self, way: str, variant: str) -> None:
         """Frees the memory of a variant that is not timed again."""
-        self._process.stdin.write(json.dumps(dict(forget=True, way=way, variant=variant)) + "\n")
-        self._process.stdin.flush()
+        self._send(dict(forget=True, way=way, variant=variant))
+
+    def _send(self, request: dict) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the process ended: then there is no answer
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
 
     def close(self) -> None:
         """Ends the process."""
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
         self._process.wait(60)
 
 
@@ -179,15 +185,20 @@ def _rounds(
             if isinstance(error, EndedError):
                 too_slow.add(key[:2])
         of_way = {other: once for other, once in first.items() if other[0] == key[0] and other in asked}
+        most = HOPELESS.get(network, USUALLY_HOPELESS) * min(of_way.values(), default=0.0)
         for other, once in of_way.items():
-            if once > HOPELESS * min(of_way.values()):  # a variant of VGG-16 keeps half a gigabyte
+            if once > most:  # a variant of VGG-16 keeps half a gigabyte
                 asked.pop(other)[0].forget(*other[:2])
     found: dict[tuple, list[float]] = {key: [] for key in asked}
     for number in range(rounds):
-        for key in list(asked) if number % 2 else reversed(asked):
+        for key in list(asked)[:: 1 if number % 2 else -1]:
             worker, *shape = asked[key]
             updates = _updates(key[0], seconds, first[key])
-            found[key].append(1000 * worker.seconds(*key[:2], network, *shape, updates=updates) / updates)
+            try:
+                found[key].append(1000 * worker.seconds(*key[:2], network, *shape, updates=updates) / updates)
+            except EndedError as error:  # such as by the operating system, for its memory
+                say(str(error))
+                del asked[key], found[key]
     return found
 
 

@@ -180,5 +180,11 @@ def test_a_worker_reports_errors_and_goes_on():
             worker.seconds("gradlab in fit", "", "dense", 2, 4, 1000, limit=0.01)
         worker.forget("big batch", "")
         assert worker.seconds("big batch", "", "dense", 1, 8, 1) > 0
+        worker._process.kill()  # as the operating system does if memory runs out
+        worker._process.wait()
+        worker.forget("big batch", "")
+        with pytest.raises(speed.EndedError, match="it ended by itself, with return code -9"):
+            worker.seconds("big batch", "", "dense", 1, 8, 1)
+        assert worker.seconds("big batch", "", "dense", 1, 8, 1) > 0
     finally:
         worker.close()
