@@ -118,11 +118,13 @@ class SumAndDivisor(keras.losses.Loss):
         return y_true, y_pred.shape[arguments.get("axis", -1)], getattr(self._loss, "ignore_class", None)
 
 
-def lengths_of(tensor: Any) -> list[int]:
-    """The axes of a tensor, other than the first one, along which its size is not known."""
-    if tensor.shape.rank is None:
-        return [1]
-    return [axis for axis, size in enumerate(tensor.shape) if axis and size is None]
+def lengths_of(tensors: Any) -> list[int]:
+    """The axes of a tensor or a nest of them, other than the first one, along which a size is not known."""
+    axes: set[int] = set()
+    for tensor in tf.nest.flatten(tensors):
+        sizes = [0, None] if tensor.shape.rank is None else tensor.shape
+        axes |= {axis for axis, size in enumerate(sizes) if axis and size is None}
+    return sorted(axes)
 
 
 def weighs(sample_weight: Any, axes: list[int]) -> bool:
