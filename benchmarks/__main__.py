@@ -12,7 +12,7 @@ import argparse
 import json
 from collections.abc import Callable, Iterator, Sequence
 
-from benchmarks import auto_size, first_update, growth, memory, report, six_models, speed, tokens, training, whole_batch
+from benchmarks import first_update, growth, memory, report, six_models, speed, tokens, training, whole_batch
 from benchmarks.worker import ONE_PER_FRAMEWORK
 
 QUICK_SHAPES = ((1, 4), (2, 2))
@@ -38,7 +38,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "speed": lambda: _speed(asked, found.get("speed", {"cells": [], "rounds": {}})),
         "memory": lambda: [("memory", memory.measure(asked.processes, asked.ways, found.get("memory")))],
         "curve": lambda: [("curve", memory.curve(asked.processes))],
-        "auto": lambda: [("auto", auto_size.measure(asked.processes))],
         "first": lambda: [("first", first_update.measure(asked.processes))],
         "whole": lambda: [("whole", whole_batch.measure(asked.processes))],
         "tokens": lambda: [("tokens", tokens.measure(asked.processes))],
@@ -61,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    tables = ["speed", "memory", "curve", "auto", "first", "whole", "tokens", "six", "growth", "training"]
+    tables = ["speed", "memory", "curve", "first", "whole", "tokens", "six", "growth", "training"]
     networks = list(speed.SHAPES)
     parser.add_argument("--tables", nargs="+", choices=tables, default=tables, help="the tables to measure")
     parser.add_argument(

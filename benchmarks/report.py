@@ -4,7 +4,7 @@ import json
 import pathlib
 import re
 
-from benchmarks import auto_size, first_update, growth, memory, six_models, speed, tokens, training, whole_batch
+from benchmarks import first_update, growth, memory, six_models, speed, tokens, training, whole_batch
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 JSON = ROOT / "data" / "results" / "bench.json"
@@ -103,8 +103,6 @@ def as_markdown(found: dict) -> str:
     if "curve" in found:
         title = "Peak memory of the whole process, residual network at 32x32, and what trains in 1, 2 and 4 GiB"
         parts += [f"**{title}**", memory.curve_as_table(found["curve"])]
-    if "auto" in found:
-        parts += ['**The size that `microbatch_size="auto"` chooses**, in fit', auto_size.as_table(found["auto"])]
     if "first" in found:
         parts += ["**Time to the first update**, micro-batches of 2", first_update.as_table(found["first"])]
     if "whole" in found:
