@@ -149,9 +149,26 @@ def arguments() -> dict[str, Any] | None:
 def workers() -> int:
     """The number of processes that train together, according to TF_CONFIG or SLURM; 1 if neither is set."""
     if "TF_CONFIG" in os.environ:
-        cluster = json.loads(os.environ["TF_CONFIG"]).get("cluster", {})
-        return max(1, sum(len(cluster.get(job, ())) for job in ("chief", "worker")))
+        return max(1, len(_addresses()))
     return int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
+
+
+def workers_here() -> int:
+    """How many of them share this machine and its memory."""
+    if "TF_CONFIG" in os.environ:
+        task = json.loads(os.environ["TF_CONFIG"]).get("task", {})
+        hosts = {name: address.rpartition(":")[0] for name, address in _addresses().items()}
+        own = hosts.get((task.get("type"), int(task.get("index", 0))))
+        return max(1, list(hosts.values()).count(own))
+    # SLURM writes "2(x3),1": two tasks on each of three machines, one on the fourth. The largest number is safe.
+    tasks = re.findall(r"(\d+)(?:\(x\d+\))?", os.environ.get("SLURM_STEP_TASKS_PER_NODE", "1"))
+    return max(1, *map(int, tasks))
+
+
+def _addresses() -> dict[tuple[str, int], str]:
+    """For each worker of TF_CONFIG, by job and index, its address."""
+    cluster = json.loads(os.environ["TF_CONFIG"]).get("cluster", {})
+    return {(job, i): address for job in ("chief", "worker") for i, address in enumerate(cluster.get(job, ()))}
 
 
 def tower_devices(towers: int) -> tuple[str, ...]:

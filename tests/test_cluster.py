@@ -54,6 +54,27 @@ def test_two_workers_with_uneven_shards_and_one_all_reduce_per_window(tmp_path):
     assert set(re.findall("collectives: .*", output)) == {"collectives: [['CollectiveReduceV2']]"}
 
 
+def test_workers_agree_on_the_size_that_memory_allows_on_each_and_see_the_whole_batch(tmp_path):
+    output = run("auto", tmp_path / "two", 2)
+    run("auto", tmp_path / "one", 1)
+    for one, other in zip(weights(tmp_path / "one"), weights(tmp_path / "two")):
+        np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)
+    assert "[worker 1] refused: memory must be at least" in output
+    refused = "on each worker. Received: a worker on which it does not"
+    assert f"[worker 0] refused: memory must hold a micro-batch of one example {refused}" in output
+    said = re.findall(r"\[worker (\d)\] loss (.*), gradlab: micro-batches of (\d+), 1 in flight: (.*)", output)
+    assert len(said) == 4 and {size for _, _, size, _ in said} == {"4"}
+    assert len({loss for _, loss, *_ in said}) == 2  # both workers name the loss of both
+    for worker, *_, reason in said:
+        if worker == "0":
+            assert reason.startswith("the whole batch, which fits in ")
+            assert reason.endswith(
+                "half of what is available for 2 workers on this machine, on the worker that allows least; here 9"
+            )
+        else:
+            assert re.fullmatch(r"the largest that fits in \d+ MiB", reason)
+
+
 @pytest.mark.slow  # six TensorFlow processes
 def test_a_job_whose_worker_was_killed_resumes_and_ends_with_the_same_bits(tmp_path):
     undisturbed = run("fit", tmp_path / "undisturbed", 2)
@@ -251,3 +272,16 @@ def test_workers_are_counted(monkeypatch):
         "TF_CONFIG", json.dumps({"cluster": {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}})
     )
     assert runtime.workers() == 3
+
+
+def test_workers_on_this_machine_are_counted(monkeypatch):
+    assert runtime.workers_here() == 1
+    cluster = {"chief": ["a:1"], "worker": ["b:1", "a:2", "b:2", "b:3"]}
+    for kind, index, expected in (("chief", 0, 2), ("worker", 0, 3), ("worker", 1, 2)):
+        task = {"type": kind, "index": index}
+        monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
+        assert runtime.workers_here() == expected
+    monkeypatch.delenv("TF_CONFIG")
+    for tasks, expected in (("3", 3), ("2(x3),1", 2), ("1,4(x2)", 4)):
+        monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", tasks)
+        assert runtime.workers_here() == expected

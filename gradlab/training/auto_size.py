@@ -2,13 +2,14 @@
 
 import warnings
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import tensorflow as tf
 
 from gradlab import _checks
 from gradlab._batches import examples_of
 from gradlab.training.given import GIVEN
+from gradlab.training.replicas import over_workers, replicas_here
 from gradlab.training.size_search import TOO_LITTLE, TOO_LITTLE_FOR_WHOLE, Room, Trial
 from gradlab.training.update import WindowUpdate
 
@@ -32,7 +33,7 @@ def checked_size(microbatch_size: Any, memory: Any) -> int | str:
     return microbatch_size if isinstance(microbatch_size, str) else int(microbatch_size)
 
 
-def check_trainer(microbatch_size: Any, strategy: tf.distribute.Strategy, accumulation: Any) -> None:
+def check_trainer(microbatch_size: Any, accumulation: Any) -> None:
     """Raises ValueError for what a `Trainer` cannot do unless the size is a number."""
     if accumulation is not None and microbatch_size == GIVEN:
         raise ValueError(
@@ -44,11 +45,15 @@ def check_trainer(microbatch_size: Any, strategy: tf.distribute.Strategy, accumu
             'accumulation must be None with microbatch_size="auto": windows of a number of micro-batches would change '
             f"with the size. Received: {accumulation!r}"
         )
-    if microbatch_size == "auto" and isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        raise ValueError(
-            "microbatch_size must be a number with several workers, of which one alone could run out of memory while "
-            'the others wait for it. Received: "auto"'
-        )
+
+
+class _Choice(NamedTuple):
+    """A size, whether it is the whole first window, the number of micro-batches in flight, and the reason."""
+
+    size: int
+    is_whole: bool
+    in_flight: int
+    reason: str
 
 
 class AutoSize:
@@ -77,7 +82,8 @@ class AutoSize:
         """Chooses the size, and says in a sentence which one and why.
 
         On one replica, a micro-batch is computed before the first update, to see that it fits. On a CPU, smaller ones
-        that are no slower are not looked for further than the first that is. Nothing is applied or assigned.
+        that are no slower are not looked for further than the first that is. Nothing is applied or assigned. Several
+        workers agree on the smallest size that memory demands on one of them.
 
         Args:
             update: the update.
@@ -89,14 +95,30 @@ class AutoSize:
                 is not known what fits.
             MemoryError: not even one example fits.
         """
-        replicas = strategy.num_replicas_in_sync
-        self._has_replicas = replicas > 1
+        try:
+            choice = self._choice(update, batch, strategy)
+        except (ValueError, MemoryError):
+            over_workers(strategy, [0, 0])  # the other workers wait for an answer
+            raise
+        all_of_it, sizes = over_workers(strategy, [choice.is_whole, choice.size]).T
+        size = int(max(sizes) if min(all_of_it) else min(sizes[all_of_it == 0]))
+        if size == 0:
+            raise ValueError(
+                "memory must hold a micro-batch of one example on each worker. Received: a worker on which it does not"
+            )
+        self._set(size)
+        others = f", on the worker that allows least; here {choice.size}" if size != choice.size else ""
+        return f"gradlab: micro-batches of {size}, {choice.in_flight} in flight: {choice.reason}{others}"
+
+    def _choice(self, update: WindowUpdate, batch: tuple, strategy: tf.distribute.Strategy) -> _Choice:
+        """What this worker would choose."""
+        self._has_replicas = strategy.num_replicas_in_sync > 1
         if update.objective.sees_whole:
             self._too_little = TOO_LITTLE_FOR_WHOLE
         with strategy.scope():
-            in_flight = update.prepare(batch if replicas == 1 else ()).count
+            in_flight = update.prepare(() if self._has_replicas else batch).count
         sizes = _sizes(int(examples_of(batch)))
-        room = Room(update, batch, self._memory, replicas)
+        room = Room(update, batch, self._memory, replicas_here(strategy))
         if self._has_replicas and not (room.is_known and room.is_planned):
             missing = "a memory that is not known: give memory=" if room.is_planned else "a model that hides its memory"
             rule = 'microbatch_size must be a number with several replicas, unless "auto" can plan what fits'
@@ -107,21 +129,18 @@ class AutoSize:
         fitting = fitting or room.fitting(sizes, in_flight, margin=1.0)[-1:]
         if not fitting:
             room.refuse(in_flight)
-        trial = Trial(update, batch, self.variable, in_flight, strategy)
         reason = f"the largest that fits in {room}"
-        if replicas > 1:
+        if self._has_replicas:
             size = fitting[0]
-        elif room.on_gpu:
-            size = trial.largest(fitting)
         else:
-            tried = trial.fitting(fitting, room)
-            size = trial.fastest(tried)
+            trial = Trial(update, batch, self.variable, in_flight, strategy)
+            tried = [trial.largest(fitting)] if room.on_gpu else trial.fitting(fitting, room)
+            size = tried[0] if room.on_gpu else trial.fastest(tried)
             if size != tried[0]:
                 reason = f"faster than {tried[0]}, which would fit in {room}, too"
-        self._set(size)
         if size == sizes[0]:
             reason = f"the whole batch, which fits in {room}"
-        return f"gradlab: micro-batches of {size}, {in_flight} in flight: {reason}"
+        return _Choice(size, size == sizes[0], in_flight, reason)
 
     def run(self, attempt: Callable[[], Result]) -> Result:
         """Computes a window: if memory runs out before results are applied, again with half the size, and a warning.

@@ -2,10 +2,11 @@
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from gradlab._batches import length_of, map_tensors, tensors_of
@@ -58,8 +59,9 @@ def check_no_accumulation(optimizer: Any) -> None:
         raise ValueError(f"gradient_accumulation_steps must be None: microbatch_size does its work. Received: {steps}")
 
 
-def check_fit(model: keras.Model, x: Any, class_weight: Any = None) -> None:
-    """Raises ValueError for what `fit` does not allow, as far as it shows before the first batch."""
+def check_fit(model: keras.Model, asked: Mapping[str, Any]) -> None:
+    """Raises ValueError for arguments of `fit` that it does not allow, as far as it shows before the first batch."""
+    x, class_weight, sample_weight = asked.get("x"), asked.get("class_weight"), asked.get("sample_weight")
     specs = tf.nest.flatten(x.element_spec) if isinstance(x, tf.data.Dataset) else []
     is_cut = any(isinstance(spec, tf.RaggedTensorSpec) for spec in specs)
     replicas = model.distribute_strategy.num_replicas_in_sync
@@ -77,6 +79,11 @@ def check_fit(model: keras.Model, x: Any, class_weight: Any = None) -> None:
         raise ValueError(
             "Keras' fit works on one machine: train on several workers with gradlab.Trainer. "
             f"Received: a model made in the scope of {type(model.distribute_strategy).__name__}"
+        )
+    if asked.get("y") is None and sample_weight is not None:
+        raise ValueError(
+            "sample_weight must be None without targets, because Keras drops it then. Give targets too, such as zeros, "
+            f"if the loss reads none. Received: a sample_weight of shape {tuple(np.shape(sample_weight))}"
         )
     check_stateless(model)
     size = x.cardinality() if isinstance(x, tf.data.Dataset) else x.shape[0] if hasattr(x, "shape") else None

@@ -181,7 +181,7 @@ class _Steps:
         """Trains as the model does, after checks of the data."""
         asked = dict(zip(inspect.signature(keras.Model.fit).parameters, (None, *args))) | kwargs
         x, y, self._is_quiet = asked.get("x"), asked.get("y"), not asked.get("verbose", "auto")
-        check_fit(self._model, x, asked.get("class_weight"))
+        check_fit(self._model, asked)
         in_memory = all(isinstance(part, (np.ndarray, tf.Tensor)) for part in tf.nest.flatten((x, y)))
         if self._model.compiled and in_memory:  # the labels of a dataset are checked batch by batch
             check_labels(self._model, self._update.objective, x, y)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from gradlab._batches import examples_of, map_tensors, tensors_of
@@ -37,6 +38,27 @@ def sum_over_replicas(tensors: Any) -> Any:
     pieces = tf.split(context.all_reduce(tf.distribute.ReduceOp.SUM, packed), [tf.size(tensor) for tensor in flat])
     sums = iter(tf.cast(tf.reshape(piece, tensor.shape), tensor.dtype) for piece, tensor in zip(pieces, flat))
     return map_tensors(lambda tensor: next(sums), tensors)
+
+
+def replicas_here(strategy: tf.distribute.Strategy) -> int:
+    """How many of the replicas are in this process."""
+    return 1 if strategy.num_replicas_in_sync == 1 else len(strategy.extended.worker_devices)
+
+
+def over_workers(strategy: tf.distribute.Strategy, numbers: list[int]) -> np.ndarray:
+    """Integers of this worker and of all others, which must call this too: shape (workers, numbers).
+
+    With one worker, they are its own.
+    """
+    own = np.array([numbers])
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return own
+
+    def gathered():
+        return tf.distribute.get_replica_context().all_gather(tf.constant(own), axis=0)
+
+    found = strategy.experimental_local_results(tf.function(lambda: strategy.run(gathered))())[0].numpy()
+    return found[:: replicas_here(strategy)]  # the replicas of a worker say the same
 
 
 def apply_gradients(optimizer: Any, gradients: list, variables: list, only_if: tf.Tensor | None = None) -> None:

@@ -51,7 +51,7 @@ class Room:
         if memory is not None:
             self._memory = memory
         elif not self.on_gpu:
-            self._memory = runtime.available_memory() / 2 + fixed
+            self._memory = runtime.available_memory() / (2 * runtime.workers_here()) + fixed
         self.left = self._memory - fixed
         self.is_known = not math.isinf(self._memory)
 
@@ -74,7 +74,9 @@ class Room:
     def __str__(self) -> str:
         if not self.is_known:
             return "the GPU's memory" if self.on_gpu else "memory"
-        of_what = "" if self._given is not None else ", half of what is available"
+        workers = runtime.workers_here()
+        share = "" if workers == 1 else f" for {workers} workers on this machine"
+        of_what = "" if self._given is not None else f", half of what is available{share}"
         return f"{self._memory / MEBIBYTE:,.0f} MiB{of_what}"
 
 

@@ -36,8 +36,8 @@ class Trainer:
         optimizer: a Keras optimizer, created there too.
         loss: as for `keras.Model.compile`.
         microbatch_size: the number of examples of a micro-batch; the last one of a window may be smaller. "auto": it is
-            chosen for the first update, as in `gradlab.microbatched`; with several workers, give a number. "given": the
-            windows are cut already, as those of `gradlab.token_batches`; replicas divide the micro-batches.
+            chosen for the first update, as in `gradlab.microbatched`; workers agree on one. "given": the windows are cut
+            already, as those of `gradlab.token_batches`; replicas divide the micro-batches.
         strategy: a strategy of tf.distribute that keeps the variables equal on all replicas. None: one device.
         loss_weights: as for `keras.Model.compile`.
         accumulation: a function (updates made) -> the number of micro-batches per replica for the next window. `fit`
@@ -95,7 +95,7 @@ class Trainer:
             if not self.optimizer.built:
                 self.optimizer.build(model.trainable_variables)
         self._auto, self.microbatch_choice = AutoSize(memory) if microbatch_size == "auto" else None, ""
-        check_trainer(microbatch_size, self.strategy, accumulation)
+        check_trainer(microbatch_size, accumulation)
         self._size: Any = microbatch_size if self._auto is None else self._auto.variable
         self._accumulation, self._weight_fn = accumulation, weight_fn
 

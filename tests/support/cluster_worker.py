@@ -1,6 +1,6 @@
 """The program of a worker in the cluster tests, and of the single process to compare with.
 
-Usage: python cluster_worker.py MODE OUT, where MODE is "step", "fit", "wait" or "keras".
+Usage: python cluster_worker.py MODE OUT, where MODE is "step", "auto", "fit", "wait" or "keras".
 """
 
 import os
@@ -16,6 +16,8 @@ strategy = gradlab.cluster.strategy()
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
+
+from gradlab.training import size_search  # noqa: E402
 
 mode, out = sys.argv[1], Path(sys.argv[2])
 resolver = strategy.cluster_resolver
@@ -61,6 +63,27 @@ if mode == "keras":
         small = gradlab.microbatched(network, 3)
         small.compile("sgd", entropy)
     small.fit(x, y)
+elif mode == "auto":  # worker 1 has less memory than worker 0
+    mine = slice(None) if worker is None else slice(0, 9) if worker == 0 else slice(9, None)
+
+    def apart(y, y_pred):  # an example's term depends on all others
+        drawn = tf.reduce_sum(tf.one_hot(y, 3) * y_pred, axis=-1)
+        return tf.reduce_mean((y_pred - tf.reduce_mean(y_pred, 0)) ** 2) - tf.math.reduce_std(drawn)
+
+    def automatic(loss, memory):
+        return gradlab.Trainer(network, optimizer, loss, "auto", strategy, memory=memory if worker == 1 else None)
+
+    try:
+        if worker is not None:
+            automatic(entropy, 1000).step(x[mine], y[mine])
+    except ValueError as error:
+        print("refused:", error)
+    for loss in (entropy, gradlab.WholeBatch(apart)):
+        four = gradlab.measure.memory.plan(network, loss, optimizer, (x[:1], y[:1])).total(4)
+        trainer = automatic(loss, size_search.MARGIN * four + 1)
+        for _ in range(3):
+            step = trainer.step(x[mine], y[mine])
+        print(f"loss {step.loss:.4f},", trainer.microbatch_choice)
 elif mode == "step":  # uneven shards: 9 and 28 examples, 10 and 27, ...
     for update in range(4):
         cut = 9 + update

@@ -292,19 +292,25 @@ def test_layers_draw_other_masks_for_each_micro_batch_and_step():
     np.testing.assert_array_equal(one[:50], plain(tf.ones([50]), training=True))
 
 
-def test_ragged_texts_and_unknown_lengths():
-    table = tf.Variable(tf.reshape(tf.range(10.0), [5, 2]))
+def test_ragged_texts_and_unknown_lengths(float64):
+    table = tf.Variable(tf.reshape(tf.range(10.0, dtype=tf.float64), [5, 2]))
     texts = tf.ragged.constant([[1, 2], [3], [0, 4, 4], [2]])
 
     def loss(texts):
-        return tf.reduce_mean(tf.reduce_sum(tf.gather(table, texts.to_tensor(0)) ** 2, axis=[1, 2]) / 3.0)
+        embedded = tf.ragged.map_flat_values(lambda tokens: tf.gather(table, tokens), texts)
+        lengths = tf.cast(texts.row_lengths(), tf.float64)
+        return {
+            "loss": tf.reduce_mean(lengths * tf.reduce_sum(embedded**2, axis=[1, 2])),
+            "length": tf.reduce_mean(lengths),
+        }
 
-    lengths = tf.function(lambda t: gradlab.value_and_gradients(
-        lambda t: tf.reduce_mean(tf.cast(t.row_lengths(), tf.float32)) * table[0, 0], table, t, 3
-    ))  # fmt: skip
-    value, gradient = lengths(texts)
-    assert float(value) == 0.0 and float(gradient[0, 0]) == pytest.approx(7 / 4)
-    assert callable(loss)
+    step = tf.function(lambda texts: gradlab.value_and_gradients(loss, table, texts, 3))
+    found, gradient = step(texts)
+    with tf.GradientTape() as recording:
+        expected = loss(texts)
+    assert_close(found, expected)
+    assert_close([gradient], [tf.convert_to_tensor(recording.gradient(expected["loss"], table))])
+    assert float(found["length"]) == 7 / 4
 
 
 def counter_loss():

@@ -620,6 +620,11 @@ REFUSED = {
         "correlation must give a loss for each example if sample weights divide it, as those of weight_fn do. "
         "Received: one number for the whole batch",
     ),
+    "weights that Keras drops": (
+        lambda: compiled(clip).fit(rows(4, 4), sample_weight=np.ones(4)),
+        "sample_weight must be None without targets, because Keras drops it then. Give targets too, such as zeros, if "
+        "the loss reads none. Received: a sample_weight of shape (4,)",
+    ),
     "no reduction": (
         lambda: trained(gradlab.WholeBatch(info_nce, reduction="none")),
         "info_nce must have a reduction for gradlab to know the large batch's loss: sum_over_batch_size, mean, "
@@ -635,9 +640,14 @@ REFUSED = {
 }
 
 
-def trained(loss, *middle, y=None):
+def compiled(loss, *middle):
     model = gradlab.microbatched(network(*middle), 2)
     model.compile("sgd", loss if isinstance(loss, gradlab.WholeBatch) else gradlab.WholeBatch(loss))
+    return model
+
+
+def trained(loss, *middle, y=None):
+    model = compiled(loss, *middle)
     start = model.get_weights()
     try:
         y = labels(4) if y is None else y
