@@ -36,7 +36,7 @@ class Trainer:
         optimizer: a Keras optimizer, created there too.
         loss: as for `keras.Model.compile`.
         microbatch_size: the number of examples of a micro-batch; the last one of a window may be smaller. "auto": it is
-            chosen for the first update, as in `gradlab.microbatched`; workers agree on one. "given": the windows are cut
+            chosen for the first update, as in `gradlab.microbatched`; workers agree. "given": the windows are cut
             already, as those of `gradlab.token_batches`; replicas divide the micro-batches.
         strategy: a strategy of tf.distribute that keeps the variables equal on all replicas. None: one device.
         loss_weights: as for `keras.Model.compile`.

@@ -16,8 +16,8 @@ from typing import Any
 from gradlab.lab.experiments import result_file
 from gradlab.lab.experiments.cache import Cache
 from gradlab.lab.experiments.experiment import Experiment
+from gradlab.lab.experiments.progress import Stop
 from gradlab.lab.experiments.run import run
-from gradlab.lab.experiments.training import Stop
 
 SECONDS = 5.0  # the budget of a training
 KEPT = 10  # rows in the file

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from gradlab import _checks
-from gradlab.lab.experiments import datasets, methods, models, optimizers
+from gradlab.lab.experiments import choices, datasets
 
 UPDATES = 1000  # the default budget
 
@@ -58,16 +58,16 @@ class Experiment:
 
     def __post_init__(self) -> None:
         _checks.one_of("dataset", self.dataset, datasets.TRAINING_EXAMPLES)
-        _checks.one_of("model", self.model, models.MODELS)
-        _checks.one_of("method", self.method, methods.METHODS)
-        _checks.one_of("optimizer", self.optimizer, optimizers.OPTIMIZERS)
+        _checks.one_of("model", self.model, choices.MODELS)
+        _checks.one_of("method", self.method, choices.METHODS)
+        _checks.one_of("optimizer", self.optimizer, choices.OPTIMIZERS)
         for name in ("microbatch_size", "accumulation_steps", "towers"):
             _checks.positive_integer(name, getattr(self, name))
         if self.eval_every is not None:
             _checks.positive_integer("eval_every", self.eval_every, otherwise="None or ")
         _checks.positive_number("learning_rate", self.learning_rate)
         object.__setattr__(self, "learning_rate", float(self.learning_rate))
-        methods.check_towers(self.method, self.towers)
+        choices.check_towers(self.method, self.towers)
         self._check_budget()
         object.__setattr__(self, "seeds", _normal_seeds(self.seeds))
         examples = datasets.TRAINING_EXAMPLES[self.dataset]

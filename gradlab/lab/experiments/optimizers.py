@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from gradlab import _checks
+from gradlab.lab.experiments.choices import OPTIMIZERS
 
 if TYPE_CHECKING:
     import keras
-
-OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
 
 v1 = tf.compat.v1
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from gradlab.lab.experiments import result_file
 from gradlab.lab.experiments.experiment import Experiment
+from gradlab.lab.experiments.progress import Update
 from gradlab.lab.experiments.summary import spread
-from gradlab.lab.experiments.training import Update
 from gradlab.measure.noise_scale import NoiseScale, gradient_noise_scale
 
 if TYPE_CHECKING:

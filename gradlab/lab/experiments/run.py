@@ -1,13 +1,15 @@
 """Run one experiment: all its seeds, one after the other or together."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from gradlab import runtime
 from gradlab.lab.experiments import environment
 from gradlab.lab.experiments.experiment import Experiment
+from gradlab.lab.experiments.jobs import ending, jobs_of
+from gradlab.lab.experiments.progress import Stop, Update
 from gradlab.lab.experiments.result import Result
-from gradlab.lab.experiments.together import can_run_together, train_together
-from gradlab.lab.experiments.training import Stop, Update, train
+from gradlab.lab.experiments.together import train_together
+from gradlab.lab.experiments.training import train
 from gradlab.measure.memory import PeakMemory
 
 Progress = Callable[[int, Update], None]
@@ -54,16 +56,6 @@ def check_experiment(experiment: object) -> None:
     runtime.tower_devices(experiment.towers)
 
 
-def jobs_of(experiment: Experiment) -> list[Experiment]:
-    """Split an experiment into jobs: one for each seed, or a single one where all seeds are trained together.
-
-    A job is an experiment itself. It is the unit that a sweep runs, caches and submits to an executor.
-    """
-    if can_run_together(experiment):
-        return [experiment]
-    return [experiment.of_seeds(seed) for seed in experiment.seed_numbers]
-
-
 def run_job(job: Experiment, progress: Progress | None = None, stop: Stop | None = None) -> Result:
     """Train one job: a single seed, or several seeds together. The arguments are those of `run`."""
     seeds = job.seed_numbers
@@ -85,10 +77,3 @@ def updates_of(job: Experiment, stop: Stop | None = None) -> Iterator[list[tuple
         return train_together(job, stop)
     [seed] = job.seed_numbers
     return ([(seed, update)] for update in train(job, seed, stop))
-
-
-def ending(updates: Sequence[Update]) -> str:
-    """Tell how a training with these updates ended: "finished", "diverged" or "stopped"."""
-    if updates and updates[-1].diverged:
-        return "diverged"
-    return "finished" if updates and updates[-1].progress >= 1 else "stopped"

@@ -4,6 +4,7 @@ import concurrent.futures
 import multiprocessing
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from tqdm.auto import tqdm
 
@@ -11,14 +12,15 @@ from gradlab import _checks, runtime
 from gradlab.lab.experiments import worker
 from gradlab.lab.experiments.cache import Cache
 from gradlab.lab.experiments.experiment import Experiment
+from gradlab.lab.experiments.jobs import jobs_of
+from gradlab.lab.experiments.progress import Update
 from gradlab.lab.experiments.result import Result
-from gradlab.lab.experiments.run import check_experiment, jobs_of, run_job
-from gradlab.lab.experiments.training import Update
+from gradlab.lab.experiments.run import check_experiment, run_job
 
 
 def sweep(
     experiments: Iterable[Experiment],
-    executor: concurrent.futures.Executor | None = None,
+    executor: Any = None,
     cache: str | os.PathLike | None = None,
     progress: bool = True,
 ) -> list[Result]:
@@ -31,8 +33,8 @@ def sweep(
     Args:
         experiments: the experiments to run.
         executor: runs the jobs: any concurrent.futures.Executor whose processes are spawned, such as `processes(4)`, or
-            a Dask cluster's `client.get_executor()`. Its workers call `gradlab.setup` with the arguments that this
-            process called it with. None: run in this process.
+            a Dask client. Its workers call `gradlab.setup` with the arguments that this process called it with. None:
+            run in this process.
         cache: the folder of the cache. None: $GRADLAB_CACHE, or .cache/gradlab in the home directory.
         progress: whether to show a progress bar with the time left.
 
@@ -47,7 +49,7 @@ def sweep(
     experiments = list(experiments)
     for experiment in experiments:
         check_experiment(experiment)
-    _check_executor(executor)
+    executor = worker.checked_executor(executor)
     kept = Cache(cache)
     results = {job: kept.read(job) for experiment in experiments for job in jobs_of(experiment)}
     missing = [job for job, result in results.items() if result is None]
@@ -71,20 +73,21 @@ def sweep(
     return [Result.join(experiment, [done[job] for job in jobs_of(experiment)]) for experiment in experiments]
 
 
-def processes(workers: int) -> concurrent.futures.ProcessPoolExecutor:
-    """Make an executor for `sweep` that runs jobs in several processes on this machine.
+def processes(workers: int, **setup: Any) -> concurrent.futures.ProcessPoolExecutor:
+    """Make an executor for `sweep` and `AccumulationLab` that runs jobs in several processes on this machine.
 
     The processes are spawned, because TensorFlow does not work in a fork of a process that has started it.
 
     Args:
         workers: how many processes.
+        **setup: arguments of `gradlab.setup` for these processes. Without any, they get those of this process.
 
     Raises:
         ValueError: `workers` is not a positive integer.
     """
     _checks.positive_integer("processes", workers)
     spawn = multiprocessing.get_context("spawn")
-    return concurrent.futures.ProcessPoolExecutor(workers, spawn, initializer=worker.end_with_parent)
+    return concurrent.futures.ProcessPoolExecutor(workers, spawn, worker.begin, (setup or None,))
 
 
 Outcomes = Iterator[tuple[Experiment, Result | BaseException]]
@@ -118,20 +121,6 @@ def _on(executor: concurrent.futures.Executor, jobs: Iterable[Experiment], bar: 
     finally:  # after an interrupt or an error, jobs that have not started must not start
         for future in futures:
             future.cancel()
-
-
-def _check_executor(executor: object) -> None:
-    if executor is None:
-        return
-    if not hasattr(executor, "submit"):
-        raise ValueError(f"executor must be a concurrent.futures.Executor or None. Received: {executor!r}")
-    context = getattr(executor, "_mp_context", None)
-    if context is not None and context.get_start_method() == "fork":
-        raise ValueError(
-            "executor must spawn its processes, because TensorFlow does not survive a fork: use "
-            "`from gradlab.lab.experiments.sweep import processes`, then processes(workers). "
-            "Received: a ProcessPoolExecutor that forks"
-        )
 
 
 def _sentence(failures: Mapping[Experiment, BaseException], total: int) -> str:

@@ -17,19 +17,9 @@ from gradlab.averaging import divide, mean_norms, squared_norm
 from gradlab.lab.experiments import datasets, methods, models, optimizers
 from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.experiments.methods.compiled import CompiledUpdate
-from gradlab.lab.experiments.training import Budget, Stop, Update, accuracy_measure, borrowed, window_rows
+from gradlab.lab.experiments.progress import Stop, Update
+from gradlab.lab.experiments.training import Budget, accuracy_measure, borrowed, window_rows
 from gradlab.training.step import WindowRecord
-
-
-def can_run_together(experiment: Experiment) -> bool:
-    """Whether the experiment's seeds can be trained together.
-
-    They can if there are several, the model is dense, the method is one compiled function, and the budget is not in
-    seconds.
-    """
-    dense = models.build(experiment.model).takes_seeds
-    compiled = not methods.takes_towers(experiment.method)
-    return dense and compiled and experiment.seconds is None and len(experiment.seed_numbers) > 1
 
 
 def train_together(experiment: Experiment, stop: Stop | None = None) -> Iterator[list[tuple[int, Update]]]:

@@ -1,6 +1,7 @@
 """The function that an executor's workers call for a sweep. Importing this module does not import TensorFlow."""
 
 import contextlib
+import importlib
 import io
 import multiprocessing
 import os
@@ -13,6 +14,35 @@ if TYPE_CHECKING:
     from gradlab.lab.experiments.result import Result
 
 _lock = threading.Lock()
+
+
+def checked_executor(executor: Any) -> Any:
+    """The executor that runs jobs for one that was given: None, or with methods as those of `concurrent.futures`.
+
+    Raises:
+        ValueError: it is no executor, or TensorFlow would not work in its processes.
+    """
+    if hasattr(executor, "get_executor"):  # a Dask client
+        return executor.get_executor(pure=False)
+    if executor is not None and not hasattr(executor, "submit"):
+        raise ValueError(
+            f"executor must be a concurrent.futures.Executor, a Dask client or None. Received: {executor!r}"
+        )
+    context = getattr(executor, "_mp_context", None)
+    if context is not None and context.get_start_method() == "fork":
+        raise ValueError(
+            "executor must spawn its processes, because TensorFlow does not survive a fork: use "
+            "`from gradlab.lab.experiments.sweep import processes`, then processes(workers). "
+            "Received: a ProcessPoolExecutor that forks"
+        )
+    return executor
+
+
+def begin(setup: dict[str, Any] | None) -> None:
+    """Begin the life of a pool's worker: it ends with its parent, and is set up if there are arguments."""
+    end_with_parent()
+    if setup is not None:
+        prepare(setup)
 
 
 def end_with_parent() -> None:
@@ -37,13 +67,23 @@ def work(job: str, setup: dict[str, Any] | None) -> "Result":
     Returns:
         The job's `Result`.
     """
-    # These modules import TensorFlow, whose start-up messages would appear in the terminal of the sweep. The lock is
-    # for executors of threads, which must not set TensorFlow up twice.
-    with _lock, runtime.without_startup_noise():
-        from gradlab.lab.experiments.experiment import Experiment
-        from gradlab.lab.experiments.run import run_job
+    prepare(setup)
+    from gradlab.lab.experiments.experiment import Experiment
+    from gradlab.lab.experiments.run import run_job
 
+    return run_job(Experiment.from_json(job))
+
+
+def prepare(setup: dict[str, Any] | None) -> None:
+    """Import what trains, and set TensorFlow up unless this process is.
+
+    Args:
+        setup: the arguments for `gradlab.setup`, or None to leave TensorFlow as it is.
+    """
+    # TensorFlow's start-up messages would appear in the terminal of the sweep. The lock is for executors of threads,
+    # which must not set TensorFlow up twice.
+    with _lock, runtime.without_startup_noise():
+        importlib.import_module("gradlab.lab.experiments.run")
         if setup is not None and runtime.current() is None:
             with contextlib.redirect_stdout(io.StringIO()):
                 runtime.setup(**setup)
-    return run_job(Experiment.from_json(job))

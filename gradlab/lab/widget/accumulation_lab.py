@@ -19,6 +19,7 @@ from typing import Any
 from gradlab import _checks, runtime
 from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.experiments.result import Result
+from gradlab.lab.experiments.worker import checked_executor
 from gradlab.lab.figures import plots
 from gradlab.lab.widget import controls, pins, presets, runner, saved_page
 from gradlab.lab.widget.live_run import State
@@ -36,6 +37,9 @@ class AccumulationLab:
         rerun: whether a changed control starts a new run at once, and whether the first run starts when the page shows
             the lab. Otherwise runs start with the button Run.
         against: the horizontal axis of the accuracy plot at first: "updates", "examples" or "seconds".
+        executor: trains the runs in its workers, whose updates come here as they are made: an executor as for
+            `gradlab.sweep`, such as `processes(2)`, or a Dask client. This process then never imports TensorFlow.
+            None: train in this process.
         **preset: any field of `Experiment`, as the initial value of its control.
 
     Attributes:
@@ -64,14 +68,17 @@ class AccumulationLab:
         lock: Sequence[str] = (),
         rerun: bool = True,
         against: str = "updates",
+        executor: Any = None,
         **preset: Any,
     ):
+        checked_executor(executor)
         experiment = presets.experiment(seed, preset)
         self._hide, self._lock = presets.names(hide, lock)
         _checks.one_of("against", against, plots.X_AXES)
-        runtime.tower_devices(experiment.towers)
+        if executor is None:
+            runtime.tower_devices(experiment.towers)
         self._seed = seed
-        self._session = Session(experiment, seed, self._hide, self._lock, rerun, against)
+        self._session = Session(experiment, seed, self._hide, self._lock, rerun, against, executor)
         self._session.connect(
             {
                 "run": self.run,

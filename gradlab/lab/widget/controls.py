@@ -8,7 +8,7 @@ from typing import Any
 import ipywidgets
 
 from gradlab import runtime
-from gradlab.lab.experiments import datasets, methods, models, optimizers
+from gradlab.lab.experiments import choices, datasets
 from gradlab.lab.experiments.experiment import Experiment
 
 BUDGETS = {"updates": 300, "examples": 30_000, "seconds": 1.0}  # each unit with the length that choosing it proposes
@@ -62,7 +62,7 @@ class Controls:
             ValueError: the values cannot be combined.
         """
         values = {name: widget.value for name, widget in self.widgets.items()}
-        if not methods.takes_towers(values["method"]):
+        if not choices.takes_towers(values["method"]):
             values["towers"] = 1
         kind, budget = values.pop("budget_kind"), values.pop("budget")
         values |= dict.fromkeys(BUDGETS) | {kind: budget if kind == "seconds" else round(budget)}
@@ -101,7 +101,7 @@ def build(
 
     def enable_towers(change=None):
         """Enable the towers only for methods that use them, and only if there are several devices."""
-        useful = methods.takes_towers(made["method"].value) and _devices() > 1
+        useful = choices.takes_towers(made["method"].value) and _devices() > 1
         made["towers"].disabled = "towers" in lock or not useful
 
     def propose_budget(change):
@@ -137,10 +137,10 @@ def _widgets(e: Experiment) -> dict[str, ipywidgets.ValueWidget]:
         "seeds": ipywidgets.IntSlider(min=1, max=max(20, len(e.seed_numbers))),
         "budget_kind": ipywidgets.Dropdown(options=list(BUDGETS)),
         "budget": ipywidgets.BoundedFloatText(min=0.1, max=1e9, step=50, continuous_update=False),
-        "optimizer": ipywidgets.Dropdown(options=list(optimizers.OPTIMIZERS)),
-        "method": ipywidgets.Dropdown(options=list(methods.METHODS)),
+        "optimizer": ipywidgets.Dropdown(options=list(choices.OPTIMIZERS)),
+        "method": ipywidgets.Dropdown(options=list(choices.METHODS)),
         "towers": ipywidgets.IntSlider(min=1, max=max(2, _devices())),
-        "model": ipywidgets.Dropdown(options=list(models.MODELS)),
+        "model": ipywidgets.Dropdown(options=list(choices.MODELS)),
         "dataset": ipywidgets.Dropdown(options=list(datasets.TRAINING_EXAMPLES)),
     }
 

@@ -5,16 +5,15 @@ import threading
 import time
 import traceback
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradlab.lab.experiments import environment
 from gradlab.lab.experiments.experiment import Experiment
+from gradlab.lab.experiments.jobs import ending
+from gradlab.lab.experiments.progress import Stop, Update
 from gradlab.lab.experiments.result import Result
-from gradlab.lab.experiments.run import ending, jobs_of, updates_of
-from gradlab.lab.experiments.training import Stop, Update
-from gradlab.measure.memory import PeakMemory
+from gradlab.lab.experiments.stream import Failed, Stream, stream
 
 SLOW_SECONDS = 0.7  # pause after each sentence of slow motion
 
@@ -114,6 +113,7 @@ class Run:
 
     Attributes:
         experiment: what to train.
+        executor: trains it in a worker, as for `gradlab.sweep`; or None, to train in this process.
         pace: the speed.
         stop: ends the training when set.
         over: set when the training has ended for any reason.
@@ -128,6 +128,7 @@ class Run:
     """
 
     experiment: Experiment
+    executor: Any = None
     pace: Pace = field(default_factory=Pace)
     stop: Stop = field(default_factory=Stop)
     over: threading.Event = field(default_factory=threading.Event)
@@ -139,19 +140,23 @@ class Run:
     narration: str = ""
     error: str = ""
     details: str = ""
-    _memory: PeakMemory = field(default_factory=PeakMemory)
+    _stream: Stream = field(init=False)
     _latest: list[int] = field(default_factory=list)  # the seeds of the last update
+
+    def __post_init__(self) -> None:
+        self._stream = stream(self.experiment, self.stop, self.executor)
 
     def work(self) -> None:
         """Train until the budget is used up or the run is stopped. Errors are stored in `error`, not raised."""
         try:
             time.sleep(self.delay)
-            for job in [] if self.stop.is_set() else jobs_of(self.experiment):
-                self._keep_pace()
-                for updates in updates_of(job, self.stop):
-                    self._add(updates)
-                    if self.stop.is_set():
-                        return
+            self._keep_pace()
+            for updates in self._stream:
+                self._add(updates)
+                if self.stop.is_set():
+                    return
+        except Failed as failure:
+            self.error, self.details = str(failure), failure.details
         except Exception as error:
             self.error, self.details = f"{type(error).__name__}: {error}", traceback.format_exc()
         finally:
@@ -188,9 +193,9 @@ class Run:
 
     def result(self) -> Result | None:
         """The `Result` of the windows shown so far, or None before the first."""
-        about = environment.describe() | {"seeds_together": len(self._latest)}
+        about = self._stream.about | {"seeds_together": len(self._latest)}
         results = [
-            Result.of_updates(self.experiment, seed, made, ending(made), self._memory.bytes(), about)
+            Result.of_updates(self.experiment, seed, made, ending(made), self._stream.peak_bytes, about)
             for seed, made in self.shown_updates().items()
             if made
         ]
@@ -217,7 +222,8 @@ class Run:
         if not runs and self.over.is_set():
             return Status("stopped", "before the first update")
         if not runs:
-            return Status(self.state.value, f"preparing the method {self.experiment.method} and the data")
+            preparing = f"preparing the method {self.experiment.method} and the data"
+            return Status(self.state.value, self._stream.sentence or preparing)
         diverged = [str(seed) for seed, made in runs if made[-1].diverged]
         if diverged:
             seeds = f"seed{'s' * (len(diverged) > 1)} {', '.join(diverged)} of {len(runs)}"
@@ -228,11 +234,12 @@ class Run:
         loss = np.mean(together) if len(self._latest) > 1 else last.loss
         state = "stopped" if self.over.is_set() and self.progress < 1 else self.state.value
         goal = f" of {self.experiment.updates}" if self.experiment.updates else ""
+        note = f"; {self._stream.sentence}" if self._stream.sentence else ""
         which = f"{len(runs)} seeds" if len(self._latest) > 1 else f"seed {seed}"
         return Status(
             state,
             f"{which}, update {last.number}{goal}, window loss {loss:.3f} nats, "
-            f"{len(seconds) / sum(seconds):.0f} updates per second",
+            f"{len(seconds) / sum(seconds):.0f} updates per second{note}",
         )
 
     def _add(self, updates: list[tuple[int, Update]]) -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,7 @@ DRAG_SECONDS, QUIET_SECONDS = 0.06, 0.25
 STOP_SECONDS = 0.05  # in which most runs stop
 SHOW_SECONDS = 0.2  # between two pictures of a run for which a cell waits
 POINTS = 200  # earlier runs that stay in the views against k
+Names = Sequence[str]
 HINT = "Move k: the arrows, the loss and its noise follow."
 FIRST = "press Run, or change a control"
 
@@ -42,6 +44,7 @@ class Session:
         lock: names of controls that cannot be changed.
         rerun: whether a changed control, or a page that shows the lab for the first time, starts a run.
         against: the horizontal axis of the accuracy plot at first.
+        executor: trains the runs in its workers; or None, to train in this process.
 
     Attributes:
         preset: the initial experiment.
@@ -53,10 +56,10 @@ class Session:
     """
 
     def __init__(
-        self, experiment: Experiment, seed: int, hide: Sequence[str], lock: Sequence[str], rerun: bool, against: str
+        self, experiment: Experiment, seed: int, hide: Names, lock: Names, rerun: bool, against: str, executor: Any
     ):
         self.preset = self.experiment = experiment
-        self._seed = seed
+        self._seed, self._executor = seed, executor
         self._points: list[views.Point] = []  # of the runs before the current one
         self._writing = False  # True while the lab itself changes its controls
         self.runner = Runner()
@@ -118,7 +121,7 @@ class Session:
                 self._keep_point(self.runner.current)
             self._show_pause(paused)
             self._begun = True
-            self.runner.start(Run(self.experiment, pace, delay=delay))
+            self.runner.start(Run(self.experiment, self._executor, pace, delay=delay))
             self._front.tell()
 
     def step(self, update: bool) -> None:

@@ -11,8 +11,8 @@ from dataclasses import replace
 import numpy as np
 
 from gradlab.lab.experiments.experiment import Experiment
+from gradlab.lab.experiments.progress import Update
 from gradlab.lab.experiments.result import AXES, Result
-from gradlab.lab.experiments.training import Update
 from gradlab.lab.figures.curves import mean_and_deviation
 from gradlab.measure.noise import RunningMean
 from gradlab.measure.noise_scale import estimates

@@ -18,8 +18,9 @@ import gradlab
 from gradlab.lab.experiments import sweep as sweep_module
 from gradlab.lab.experiments.cache import Cache
 from gradlab.lab.experiments.experiment import Experiment
+from gradlab.lab.experiments.jobs import jobs_of
 from gradlab.lab.experiments.result import Result
-from gradlab.lab.experiments.run import jobs_of, run
+from gradlab.lab.experiments.run import run
 from gradlab.lab.experiments.sweep import processes, sweep
 
 WAY = Experiment(model="dense", microbatch_size=7, accumulation_steps=3, updates=4, seeds=2)
@@ -255,7 +256,7 @@ def test_a_dask_cluster_that_loses_a_worker_finishes_the_sweep(tmp_path):
     ("arguments", "sentence"),
     [
         ((["lenet"],), "an experiment must be a gradlab.Experiment. Received: 'lenet'"),
-        (([WAY], 4), "executor must be a concurrent.futures.Executor or None. Received: 4"),
+        (([WAY], 4), "executor must be a concurrent.futures.Executor, a Dask client or None. Received: 4"),
         (([dataclasses.replace(WAY, towers=7)],), r"towers must be at most 3, .*setup\(towers=7\).* Received: 7"),
     ],
 )

@@ -11,8 +11,10 @@ import tensorflow as tf
 from gradlab import averaging, window
 from gradlab.lab.experiments import together, training
 from gradlab.lab.experiments.experiment import Experiment
+from gradlab.lab.experiments.jobs import can_run_together
+from gradlab.lab.experiments.progress import Stop
 from gradlab.lab.experiments.run import run
-from gradlab.lab.experiments.training import Stop, train
+from gradlab.lab.experiments.training import train
 
 WAY = Experiment(
     model="dense", method="microbatched", microbatch_size=7, accumulation_steps=3, updates=30, seeds=5, eval_every=10
@@ -106,7 +108,7 @@ def test_a_bug_in_the_loop_of_the_helper_is_seen_in_the_seeds(monkeypatch, nothi
 
 
 def test_which_experiments_run_together():
-    can = together.can_run_together
+    can = can_run_together
     assert can(WAY) and can(dataclasses.replace(WAY, method="large_batch"))
     assert not can(WAY.of_seeds(3))
     assert not can(dataclasses.replace(WAY, model="lenet"))  # measured: with convolutions it saves no time

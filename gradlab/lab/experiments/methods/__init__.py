@@ -7,6 +7,7 @@ Each is a real implementation: "towers", "placeholders" and "variables" run a tf
 from typing import Any
 
 from gradlab import _checks
+from gradlab.lab.experiments.choices import check_towers
 from gradlab.lab.experiments.methods.compiled import CompiledMethod, LargeBatch, Microbatched
 from gradlab.lab.experiments.methods.method import Cancelled, Method
 from gradlab.lab.experiments.methods.session_graphs import Placeholders, StaticGraphMethod, Towers, Variables
@@ -25,8 +26,6 @@ __all__ = [
     "Towers",
     "Variables",
     "build",
-    "check_towers",
-    "takes_towers",
 ]
 
 METHODS: dict[str, type[CompiledMethod] | type[StaticGraphMethod]] = {
@@ -57,15 +56,3 @@ def build(name: str, model: Model, optimizer: OptimizerConfig, towers: int = 1, 
     if issubclass(method, StaticGraphMethod):
         return method(model, optimizer, towers, dtype)
     return method(model, optimizer, dtype)
-
-
-def takes_towers(name: str) -> bool:
-    """Whether a method can split its work over several towers."""
-    return issubclass(METHODS[name], StaticGraphMethod)
-
-
-def check_towers(name: str, towers: int) -> None:
-    """Raises ValueError unless the method can use this number of towers."""
-    _checks.positive_integer("towers", towers)
-    if towers > 1 and not takes_towers(name):
-        raise ValueError(f'towers must be 1 for method "{name}", which runs on one device. Received: {towers}')

@@ -1,0 +1,281 @@
+"""The updates of an experiment while it is trained: in this process, or in a worker of an executor.
+
+A worker opens a connection to the process of the lab, and sends the updates as it makes them:
+
+    lab -> executor   train_and_send(address, key, experiment)
+    worker -> lab     what it computes on; then updates, several in a message where they are quick; then the end
+    lab -> worker     "more" for each message that it has shown, or "stop"
+
+If either side is gone, the connection ends, and with it the training. Importing this module does not import TensorFlow.
+"""
+
+import concurrent.futures
+import contextlib
+import multiprocessing.connection
+import queue
+import secrets
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from gradlab import runtime
+from gradlab.lab.experiments import environment, worker
+from gradlab.lab.experiments.experiment import Experiment
+from gradlab.lab.experiments.jobs import jobs_of
+from gradlab.lab.experiments.progress import Stop, Update
+from gradlab.measure.memory import PeakMemory
+
+Made = list[tuple[int, Update]]  # an update of each seed in training
+
+MESSAGE_SECONDS = 0.03  # quick updates wait for each other so long
+AHEAD = 4  # messages that a worker sends before the first of them is shown
+POLL_SECONDS = 0.02  # between two looks at whether the run was stopped
+
+
+class Failed(Exception):
+    """A training failed in a worker. The message is its error's; `details` is its traceback."""
+
+    def __init__(self, sentence: str, details: str):
+        super().__init__(sentence)
+        self.details = details
+
+
+class Stream(Protocol):
+    """Trains an experiment when it is iterated over.
+
+    Attributes:
+        about: the environment of the training, as `environment.describe` gives it.
+        peak_bytes: the peak of its memory so far.
+        sentence: what there is to know about the way it is trained, or "".
+    """
+
+    sentence: str
+
+    @property
+    def about(self) -> dict[str, Any]: ...
+
+    @property
+    def peak_bytes(self) -> float: ...
+
+    def __iter__(self) -> Iterator[Made]: ...
+
+
+class Here:
+    """Trains in this process."""
+
+    sentence = ""
+
+    def __init__(self, experiment: Experiment, stop: Stop):
+        self._experiment, self._stop, self._memory = experiment, stop, PeakMemory()
+
+    @property
+    def about(self) -> dict[str, Any]:
+        return environment.describe()
+
+    @property
+    def peak_bytes(self) -> float:
+        return self._memory.bytes()
+
+    def __iter__(self) -> Iterator[Made]:
+        from gradlab.lab.experiments.run import updates_of
+
+        for job in [] if self._stop.is_set() else jobs_of(self._experiment):
+            for made in updates_of(job, self._stop):
+                yield made
+                if self._stop.is_set():
+                    return
+
+
+class There:
+    """Trains in a worker of an executor. If the worker is lost, the training begins again, once, on another.
+
+    The second worker computes the same updates again, and those that have been seen are not repeated.
+
+    Args:
+        experiment: what to train.
+        stop: ends the training when it is set.
+        executor: as for `gradlab.sweep`, or a Dask client.
+    """
+
+    def __init__(self, experiment: Experiment, stop: Stop, executor: Any):
+        self._experiment, self._stop, self._executor = experiment, stop, executor
+        self._seen = 0
+        self.about: dict[str, Any] = {}
+        self.peak_bytes = float("nan")
+        self.sentence = "waiting for a worker"
+
+    def __iter__(self) -> Iterator[Made]:
+        with _Calls(_host(self._executor)) as calls:
+            work = calls.address, calls.key, self._experiment.to_json(), runtime.arguments()
+            future = worker.checked_executor(self._executor).submit(train_and_send, *work)
+            try:
+                for attempt in range(2):
+                    line = self._answered(calls, future)
+                    if line is None:
+                        return
+                    self.sentence = "a worker was lost: another repeats the run, and goes on" if attempt else ""
+                    ended = yield from self._received(line)
+                    if ended:
+                        return
+                raise Failed("RuntimeError: two workers were lost, one after the other: press Run to try again", "")
+            finally:
+                future.cancel()
+
+    def _answered(self, calls: "_Calls", future: Any) -> multiprocessing.connection.Connection | None:
+        """The connection of a worker, as soon as one has the job; None if the run is stopped before."""
+        while not self._stop.is_set():
+            with contextlib.suppress(queue.Empty):
+                return calls.accepted.get(timeout=POLL_SECONDS)
+            if future.done():
+                with contextlib.suppress(queue.Empty):
+                    return calls.accepted.get(timeout=1)  # a short training is over before its call is accepted
+                raise Failed(_why(future.exception(), calls.address), "")
+        return None
+
+    def _received(self, line: multiprocessing.connection.Connection) -> Iterator[Made]:
+        """The updates that come over a connection. Returns whether that was all, or the worker is lost."""
+        number = 0
+        with line, contextlib.suppress(EOFError, OSError):
+            while True:
+                while not line.poll(POLL_SECONDS):
+                    if self._stop.is_set():
+                        line.send("stop")
+                        return True
+                kind, content = line.recv()
+                if kind == "about":
+                    self.about = content
+                elif kind == "failed":
+                    raise Failed(*content)
+                elif kind == "end":
+                    return True
+                else:
+                    several, self.peak_bytes = content
+                    for made in several:
+                        number += 1
+                        if number > self._seen:
+                            self._seen = number
+                            yield made
+                        if self._stop.is_set():
+                            line.send("stop")
+                            return True
+                    line.send("more")
+        return False
+
+
+def stream(experiment: Experiment, stop: Stop, executor: Any = None) -> Stream:
+    """The updates of an experiment, from this process or from a worker of an executor."""
+    return Here(experiment, stop) if executor is None else There(experiment, stop, executor)
+
+
+class _Calls:
+    """Accepts the connections of workers that know the key.
+
+    Attributes:
+        address: (host, port), where workers call.
+        key: what they must know.
+        accepted: the connections of those who do.
+    """
+
+    def __init__(self, host: str):
+        self.key, self.accepted = secrets.token_bytes(32), queue.Queue[multiprocessing.connection.Connection]()
+        self._listener = multiprocessing.connection.Listener((host, 0), authkey=self.key)
+        self.address: Any = self._listener.address
+        self._thread = threading.Thread(target=self._accept, name="gradlab-calls", daemon=True)
+        self._is_closed = False
+
+    def __enter__(self) -> "_Calls":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_closed = True
+        with contextlib.suppress(OSError):
+            socket.create_connection(self.address).close()  # ends the wait for the next call
+        self._thread.join(1)
+
+    def _accept(self) -> None:
+        with self._listener:
+            while not self._is_closed:
+                with contextlib.suppress(OSError, EOFError, multiprocessing.AuthenticationError):
+                    self.accepted.put(self._listener.accept())
+
+
+def _why(error: BaseException | None, address: Any) -> str:
+    """Why a job ended without a call."""
+    if error is None:
+        return f"RuntimeError: a worker could not reach this process at {address[0]}, port {address[1]}"
+    lost = isinstance(error, concurrent.futures.BrokenExecutor)
+    advice = "the executor has lost a worker and takes no more jobs: make a new one. " if lost else ""
+    return f"{type(error).__name__}: {advice}{error}"
+
+
+def _host(executor: Any) -> str:
+    """This machine's address as the workers see it."""
+    if not hasattr(executor, "scheduler_info"):
+        return "127.0.0.1"
+    from distributed.comm import get_address_host
+    from distributed.utils import get_ip
+
+    return get_ip(get_address_host(executor.scheduler.address))
+
+
+def train_and_send(address: tuple[str, int], key: bytes, experiment: str, setup: dict[str, Any] | None) -> None:
+    """Trains an experiment in a worker, and sends its updates to the process that asked for it.
+
+    Args:
+        address: where that process listens.
+        key: what it must be told.
+        experiment: `Experiment.to_json()`.
+        setup: as for `worker.prepare`.
+    """
+    try:
+        line = multiprocessing.connection.Client(address, authkey=key)
+    except OSError:
+        return  # the run was stopped before it began
+    with line, contextlib.suppress(OSError):
+        try:
+            worker.prepare(setup)
+            _train(line, Experiment.from_json(experiment))
+            line.send(("end", None))
+        except OSError:
+            raise  # nobody listens any more
+        except Exception as error:
+            line.send(("failed", (f"{type(error).__name__}: {error}", traceback.format_exc())))
+
+
+def _train(line: multiprocessing.connection.Connection, experiment: Experiment) -> None:
+    from gradlab.lab.experiments.run import check_experiment
+
+    check_experiment(experiment)
+    stop, more = Stop(), threading.Semaphore(AHEAD)
+
+    def listen() -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while line.recv() == "more":
+                more.release()
+        stop.set()
+
+    source = Here(experiment, stop)
+    line.send(("about", source.about))
+    threading.Thread(target=listen, name="gradlab-listen", daemon=True).start()
+    waiting: list[Made] = []
+    sent = -float("inf")
+
+    def send() -> None:
+        nonlocal waiting, sent
+        while waiting and not more.acquire(timeout=POLL_SECONDS):
+            if stop.is_set():
+                return
+        if waiting:
+            line.send(("updates", (waiting, source.peak_bytes)))
+        waiting, sent = [], time.monotonic()
+
+    for made in source:
+        waiting.append(made)
+        # An update is sent at once unless the next one is expected soon.
+        if time.monotonic() + made[0][1].seconds - sent > MESSAGE_SECONDS:
+            send()
+    send()
