@@ -53,6 +53,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
     lab.add_argument("folder", nargs="?", metavar="FOLDER", default="gradlab-course", help="(default: %(default)s)")
     lab.add_argument("--port", type=int, default=8888, metavar="N", help="JupyterLab's port (default: %(default)s)")
     lab.add_argument("--no-browser", action="store_true", help="do not open a web browser")
+    lab.add_argument("--dask", metavar="ADDRESS", help="train the labs' runs on the Dask cluster with this scheduler")
     _add_training_commands(add)
     plot = add("plot", "draw a figure of saved results")
     plot.add_argument("results", nargs="+", metavar="RESULT", help="files that run --out or sweep --out wrote")

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import gradlab
 from gradlab import _checks
+from gradlab.lab.experiments.worker import DASK
 
 FIRST_NOTEBOOK = "00_start_here.ipynb"
 PATTERNS = ("*.ipynb", "solutions/*.ipynb", "app/*.ipynb")
@@ -71,7 +72,9 @@ def copy_course(folder: str | os.PathLike) -> list[pathlib.Path]:
     return _copy(pathlib.Path(folder).expanduser()).written
 
 
-def open_course(folder: str | os.PathLike, port: int = DEFAULT_PORT, browser: bool = True) -> int:
+def open_course(
+    folder: str | os.PathLike, port: int = DEFAULT_PORT, browser: bool = True, dask: str | None = None
+) -> int:
     """Copy the course into a folder, as `copy_course` does, and run JupyterLab there until Ctrl-C.
 
     Args:
@@ -79,6 +82,7 @@ def open_course(folder: str | os.PathLike, port: int = DEFAULT_PORT, browser: bo
         port: JupyterLab's port on 127.0.0.1. If 8888, the default, is taken, the next free port is used; any other
             port is used as given, and JupyterLab fails if it is taken.
         browser: whether to open a web browser; without one, JupyterLab prints the address to open.
+        dask: the address of a Dask scheduler, on whose workers the labs of the notebooks then train.
 
     Returns:
         JupyterLab's exit status; 0 after Ctrl-C.
@@ -110,7 +114,7 @@ def open_course(folder: str | os.PathLike, port: int = DEFAULT_PORT, browser: bo
     if not browser:
         command.append("--no-browser")
     with _jupyter_settings() as environment:
-        return _run(command, environment)
+        return _run(command, environment | ({DASK: dask} if dask else {}))
 
 
 def _copy(folder: pathlib.Path) -> _Copied:

@@ -260,7 +260,7 @@ def test_lab_opens_the_course(call, monkeypatch):
     monkeypatch.setitem(sys.modules, "gradlab.lab.course", course)
     call("lab", status=3)  # the exit status is JupyterLab's
     call("lab", "my course", "--port", "9000", "--no-browser", status=3)
-    assert opened == [("gradlab-course", 8888, True), ("my course", 9000, False)]
+    assert opened == [("gradlab-course", 8888, True, None), ("my course", 9000, False, None)]
 
 
 def without(packages, *arguments):

@@ -19,7 +19,7 @@ from typing import Any
 from gradlab import _checks, runtime
 from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.experiments.result import Result
-from gradlab.lab.experiments.worker import checked_executor
+from gradlab.lab.experiments.worker import checked_executor, executor_of_environment
 from gradlab.lab.figures import plots
 from gradlab.lab.widget import controls, pins, presets, runner, saved_page
 from gradlab.lab.widget.live_run import State
@@ -39,7 +39,7 @@ class AccumulationLab:
         against: the horizontal axis of the accuracy plot at first: "updates", "examples" or "seconds".
         executor: trains the runs in its workers, whose updates come here as they are made: an executor as for
             `gradlab.sweep`, such as `processes(2)`, or a Dask client. This process then never imports TensorFlow.
-            None: train in this process.
+            None: train in this process, or on the cluster that `gradlab lab --dask ADDRESS` named.
         **preset: any field of `Experiment`, as the initial value of its control.
 
     Attributes:
@@ -72,6 +72,7 @@ class AccumulationLab:
         **preset: Any,
     ):
         checked_executor(executor)
+        executor = executor_of_environment() if executor is None else executor
         experiment = presets.experiment(seed, preset)
         self._hide, self._lock = presets.names(hide, lock)
         _checks.one_of("against", against, plots.X_AXES)
