@@ -35,9 +35,8 @@ lab: .venv/ready
 	    --ServerApp.root_dir="$(CURDIR)/notebooks" --LabApp.default_url=/lab/tree/00_start_here.ipynb $(LAB_FLAGS)
 
 app: .venv/ready
-	@echo "gradlab: serving the lab on $(HOST):$(PORT); stop it with Ctrl-C."
-	@exec .venv/bin/python -m voila --Voila.ip=$(HOST) --port=$(PORT) $(if $(filter no,$(BROWSER)),--no-browser) \
-	    --VoilaConfiguration.theme=$(THEME) notebooks/app/lab.ipynb
+	@exec .venv/bin/python -m gradlab.lab.classroom --host $(HOST) --port $(PORT) --theme $(THEME) \
+	    $(if $(filter no,$(BROWSER)),--no-browser) $(APP)
 
 # A file runs in one worker, and conftest.py puts the longest files first.
 PYTEST := -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder

@@ -108,7 +108,7 @@ class There:
         self.sentence = "waiting for a worker"
 
     def __iter__(self) -> Iterator[Made]:
-        with _Calls(_host(self._executor)) as calls:
+        with _Calls(host_for(self._executor)) as calls:
             work = calls.address, calls.key, self._experiment.to_json(), runtime.arguments()
             future = worker.checked_executor(self._executor).submit(train_and_send, *work)
             try:
@@ -129,6 +129,8 @@ class There:
         while not self._stop.is_set():
             with contextlib.suppress(queue.Empty):
                 return calls.accepted.get(timeout=POLL_SECONDS)
+            if place := getattr(future, "place", None):
+                self.sentence = f"waiting for a trainer: place {place} in the queue"
             if future.done():
                 with contextlib.suppress(queue.Empty):
                     return calls.accepted.get(timeout=1)  # a short training is over before its call is accepted
@@ -207,15 +209,17 @@ def _why(error: BaseException | None, address: Any) -> str:
     """Why a job ended without a call."""
     if error is None:
         return f"RuntimeError: a worker could not reach this process at {address[0]}, port {address[1]}"
+    if isinstance(error, ValueError):
+        return str(error)  # a refusal
     lost = isinstance(error, concurrent.futures.BrokenExecutor)
     advice = "the executor has lost a worker and takes no more jobs: make a new one. " if lost else ""
     return f"{type(error).__name__}: {advice}{error}"
 
 
-def _host(executor: Any) -> str:
-    """This machine's address as the workers see it."""
+def host_for(executor: Any) -> str:
+    """This machine's address as the workers see it. An executor whose workers are elsewhere has it in `listen`."""
     if not hasattr(executor, "scheduler_info"):
-        return "127.0.0.1"
+        return getattr(executor, "listen", "127.0.0.1")
     from distributed.comm import get_address_host
     from distributed.utils import get_ip
 

@@ -1,0 +1,182 @@
+"""The hub of a classroom: trainers that all visitors share, and the queue in which their runs wait.
+
+A visitor is a process with a lab. It asks for a run; when its turn comes, a trainer calls the lab back and sends it the
+updates (gradlab.lab.experiments.stream). A visitor has one run at a time, and the trainers go round among the visitors:
+
+    turn = waiting run of the visitor that was served least recently
+
+A trainer that is lost is replaced, and its run is the next one to be trained, once.
+"""
+
+import contextlib
+import itertools
+import multiprocessing
+import multiprocessing.connection
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gradlab.lab.classroom.limits import Limits
+from gradlab.lab.classroom.trainer import LostTrainer, Trainer
+
+Line = multiprocessing.connection.Connection
+
+TRIES = 2  # of a run whose trainers are lost
+
+
+@dataclass(eq=False)
+class _Visitor:
+    """A visitor's line, whether it has asked for a run, and the number of its last turn."""
+
+    line: Line
+    has_asked: bool = False
+    turn: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def tell(self, *message: Any) -> None:
+        """Sends a message; if the visitor is gone, nothing."""
+        with self.lock, contextlib.suppress(OSError):
+            self.line.send(message)
+
+
+@dataclass(eq=False)
+class _Job:
+    """A run that a visitor asked for: its number there, and the arguments of `train_and_send`."""
+
+    visitor: _Visitor
+    number: int
+    work: tuple
+    tries: int = 0
+
+
+class Hub:
+    """Has the runs of all visitors trained.
+
+    Args:
+        trainers: those that train, each one run at a time.
+        limits: what a visitor may ask for, and how many visitors there may be.
+
+    Attributes:
+        address: (host, port), where visitors call.
+        key: the bytes that they must know.
+    """
+
+    def __init__(self, trainers: Sequence[Trainer], limits: Limits):
+        self.key, self._limits = secrets.token_bytes(32), limits
+        self._listener = multiprocessing.connection.Listener(("127.0.0.1", 0), backlog=64, authkey=self.key)
+        self.address: Any = self._listener.address
+        self._changed = threading.Condition()
+        self._visitors: set[_Visitor] = set()
+        self._waiting: list[_Job] = []
+        self._turns = itertools.count(1)
+        self._is_closed = False
+        self._start(self._accept)
+        for trainer in trainers:
+            self._start(self._train, trainer)
+
+    def close(self) -> None:
+        """Ends the trainers and all lines."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+            for visitor in self._visitors:
+                visitor.tell("closed", 0, None)
+        with contextlib.suppress(OSError):
+            socket.create_connection(self.address).close()  # ends the wait for the next visitor
+
+    @property
+    def visitors(self) -> int:
+        """The number of visitors who have asked for a run."""
+        return sum(visitor.has_asked for visitor in self._visitors)
+
+    @property
+    def waiting(self) -> int:
+        """The number of runs that wait."""
+        return len(self._waiting)
+
+    def _start(self, target: Callable[..., None], *arguments: Any) -> None:
+        threading.Thread(target=target, args=arguments, name="gradlab-hub", daemon=True).start()
+
+    def _accept(self) -> None:
+        with self._listener:
+            while not self._is_closed:
+                with contextlib.suppress(OSError, EOFError, multiprocessing.AuthenticationError):
+                    self._start(self._listen, self._listener.accept())
+
+    def _listen(self, line: Line) -> None:
+        """Hears one visitor, until its line ends."""
+        visitor = _Visitor(line)
+        with self._changed:
+            self._visitors.add(visitor)
+        with line:
+            with contextlib.suppress(EOFError, OSError):
+                while True:
+                    kind, number, work = line.recv()
+                    if kind == "leave":
+                        break
+                    if kind == "run":
+                        self._take(_Job(visitor, number, work))
+                    else:
+                        self._forget(visitor)
+            self._forget(visitor)
+        with self._changed:
+            self._visitors.discard(visitor)
+
+    def _take(self, job: _Job) -> None:
+        """Puts a run into the queue in place of the visitor's earlier one, or refuses it."""
+        with self._changed:
+            self._forget(job.visitor)
+            is_full = not job.visitor.has_asked and self.visitors >= self._limits.visitors
+            try:
+                if is_full:
+                    raise ValueError(f"the classroom is full: it has {self._limits.visitors} visitors. Try again later")
+                self._limits.check(job.work[2])
+            except ValueError as error:
+                job.visitor.tell("over", job.number, error)
+                return
+            job.visitor.has_asked = True
+            self._waiting.append(job)
+            self._tell_places()
+            self._changed.notify()
+
+    def _forget(self, visitor: _Visitor) -> None:
+        """Takes a visitor's run out of the queue. One that is trained ends by itself when nobody listens to it."""
+        with self._changed:
+            self._waiting = [job for job in self._waiting if job.visitor is not visitor]
+            self._tell_places()
+
+    def _tell_places(self) -> None:
+        self._waiting.sort(key=lambda job: (-job.tries, job.visitor.turn))  # stable: who asked first comes first
+        for place, job in enumerate(self._waiting, 1):
+            job.visitor.tell("place", job.number, place)
+
+    def _next(self) -> _Job | None:
+        """The next run, when there is one; None if the hub is closed."""
+        with self._changed:
+            while not self._waiting and not self._is_closed:
+                self._changed.wait()
+            if self._is_closed:
+                return None
+            job = self._waiting.pop(0)
+            job.visitor.turn, job.tries = next(self._turns), job.tries + 1
+            self._tell_places()
+            return job
+
+    def _train(self, trainer: Trainer) -> None:
+        """Gives a trainer one run after another."""
+        while (job := self._next()) is not None:
+            job.visitor.tell("place", job.number, 0)
+            try:
+                trainer.train(job.work)
+            except LostTrainer:
+                with self._changed:
+                    if job.tries < TRIES and job.visitor in self._visitors:
+                        self._waiting.append(job)
+                        self._tell_places()
+                        self._changed.notify()
+                        continue
+            job.visitor.tell("over", job.number, None)
+        trainer.close()

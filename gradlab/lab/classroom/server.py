@@ -1,0 +1,101 @@
+"""Serves the lab to a classroom: Voila shows the page, and a hub has the runs of all visitors trained.
+
+    python -m gradlab.lab.classroom --trainers 2 --visitors 30
+
+Voila gives each visitor a kernel, which does not import TensorFlow. A few kernels are started before visitors come. One
+whose page is gone is ended within GONE_SECONDS, and with it its run.
+"""
+
+import argparse
+import os
+import secrets
+import socket
+from collections.abc import Sequence
+
+from gradlab import runtime
+from gradlab.lab.classroom.hub import Hub
+from gradlab.lab.classroom.limits import Limits
+from gradlab.lab.classroom.trainer import DaskTrainer, Trainer, TrainerProcess
+from gradlab.lab.classroom.visitor import HUB
+from gradlab.lab.course import course_folder
+from gradlab.lab.experiments.stream import host_for
+
+GONE_SECONDS, LOOK_SECONDS = 30, 10  # a page may be gone so long; and how often Voila looks
+READY_KERNELS = 3
+SETUP = {"towers": 2, "seed": 0}  # of trainers; `gradlab.lab.classroom.lab` sets a single process up alike
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Serves until Ctrl-C.
+
+    Args:
+        arguments: the arguments of the command line. None: those of this process.
+    """
+    asked = _parser().parse_args(arguments)
+    limits = Limits(asked.visitors, asked.examples, asked.seconds)
+    trainers, listen = _trainers(asked)
+    hub = Hub(trainers, limits)
+    host, port = hub.address
+    os.environ[HUB] = f"{host} {port} {hub.key.hex()} {listen}"
+    token = "" if asked.host in LOOPBACK else secrets.token_urlsafe(12)
+    print(_sentence(asked, len(trainers), token), flush=True)
+    try:
+        _serve(asked, token)
+    finally:
+        hub.close()
+
+
+def _trainers(asked: argparse.Namespace) -> tuple[list[Trainer], str]:
+    """The trainers, and the address at which they find this machine."""
+    if not asked.dask:
+        return [TrainerProcess(SETUP) for _ in range(asked.trainers)], "127.0.0.1"
+    from distributed import Client
+
+    client = Client(asked.dask, timeout=10)
+    return [DaskTrainer(client, SETUP) for _ in range(asked.trainers)], host_for(client)
+
+
+def _serve(asked: argparse.Namespace, token: str) -> None:
+    from voila.app import Voila
+
+    options = [
+        str(course_folder() / "app" / "lab.ipynb"),
+        f"--Voila.ip={asked.host}",
+        f"--port={asked.port}",
+        f"--token={token}",
+        f"--theme={asked.theme}",
+        "--preheat_kernel=True",
+        f"--pool_size={READY_KERNELS}",
+        f"--MappingKernelManager.cull_idle_timeout={GONE_SECONDS}",
+        f"--MappingKernelManager.cull_interval={LOOK_SECONDS}",
+    ]
+    Voila.launch_instance(options + ["--no-browser"] * asked.no_browser)
+
+
+def _sentence(asked: argparse.Namespace, trainers: int, token: str) -> str:
+    where = f"the Dask cluster {asked.dask}" if asked.dask else "this machine"
+    words = f"gradlab: a lab for at most {asked.visitors} visitors, {trainers} runs at once on {where}"
+    if not token:
+        return f"{words}: http://{asked.host}:{asked.port} (on this machine only; --host 0.0.0.0 lets others in)"
+    return (
+        f"{words}. Everyone who can reach this machine and has the link can use it, and what they see is not encrypted. "
+        f"The link: http://{socket.gethostname()}:{asked.port}/?token={token}"
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m gradlab.lab.classroom", description="Serve the lab to a classroom."
+    )
+    add = parser.add_argument
+    add("--host", default="127.0.0.1", help="0.0.0.0 lets other machines in, with a token (default: %(default)s)")
+    add("--port", type=int, default=8866, help="(default: %(default)s)")
+    add("--trainers", type=int, default=runtime.cores(), help="runs at once (default: one for each core)")
+    add("--visitors", type=int, default=Limits.visitors, help="visitors at most (default: %(default)s)")
+    add("--seconds", type=float, default=Limits.seconds, help="longest training time of a run (default: %(default)g)")
+    add("--examples", type=int, default=Limits.examples, help="most examples of a run (default: %(default)s)")
+    add("--dask", metavar="ADDRESS", help="train on the Dask cluster with this scheduler")
+    add("--theme", choices=("light", "dark"), default="light", help="(default: %(default)s)")
+    add("--no-browser", action="store_true", help="do not open a web browser")
+    return parser
