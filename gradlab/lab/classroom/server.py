@@ -79,7 +79,7 @@ def _sentence(asked: argparse.Namespace, trainers: int, token: str) -> str:
     if not token:
         return f"{words}: http://{asked.host}:{asked.port} (on this machine only; --host 0.0.0.0 lets others in)"
     return (
-        f"{words}. Everyone who can reach this machine and has the link can use it, and what they see is not encrypted. "
+        f"{words}. Who can reach this machine and has the link can use it, and what they see is not encrypted. "
         f"The link: http://{socket.gethostname()}:{asked.port}/?token={token}"
     )
 

@@ -60,18 +60,24 @@ def ask(someone, name, experiment=SMALL):
     return job
 
 
+def begin(someone, name):
+    """Ask for a run, and wait until the trainer has it."""
+    job = ask(someone, name)
+    wait_until(lambda: job.place == 0)
+    return job
+
+
 def test_the_trainer_goes_round_among_the_visitors(classroom):
     trainer, hub = classroom()
     one, two, three = (visitor(hub) for _ in range(3))
-    first = ask(one, "one")
-    wait_until(lambda: first.place == 0)
+    first = begin(one, "one")
     second, third = ask(two, "two"), ask(three, "three")
-    assert (second.place, third.place) == (1, 2)
+    wait_until(lambda: (second.place, third.place) == (1, 2))
     trainer.go.put("over")
     first.result(timeout=LIMIT)
     again = ask(one, "one again")  # who was served comes after those who were not
-    assert third.place == 1 and again.place == 2
-    for name in ("two", "three", "one again"):
+    wait_until(lambda: third.place == 1 and again.place == 2)
+    for _ in range(3):
         trainer.go.put("over")
     assert [trainer.begun.get(timeout=LIMIT) for _ in range(4)] == ["one", "two", "three", "one again"]
     concurrent.futures.wait([second, third, again], timeout=LIMIT)
@@ -79,10 +85,9 @@ def test_the_trainer_goes_round_among_the_visitors(classroom):
 
 
 def test_a_visitor_has_one_run_at_a_time(classroom):
-    trainer, hub = classroom()
+    _, hub = classroom()
     one, other = visitor(hub), visitor(hub)
-    busy = ask(other, "busy")
-    wait_until(lambda: busy.place == 0)
+    begin(other, "busy")
     for number in range(20):
         ask(one, f"change {number}")
     assert hub.waiting == 1
@@ -93,8 +98,7 @@ def test_a_visitor_has_one_run_at_a_time(classroom):
 def test_a_run_whose_trainer_is_lost_comes_next_and_only_once(classroom):
     trainer, hub = classroom()
     one, two = visitor(hub), visitor(hub)
-    first = ask(one, "one")
-    wait_until(lambda: first.place == 0)
+    first = begin(one, "one")
     ask(two, "two")
     for word in ("lost", "lost", "over"):
         trainer.go.put(word)
@@ -103,9 +107,9 @@ def test_a_run_whose_trainer_is_lost_comes_next_and_only_once(classroom):
 
 
 def test_visitors_who_leave_take_their_runs_with_them(classroom):
-    trainer, hub = classroom(visitors=2)
+    _, hub = classroom(visitors=2)
     one, two = visitor(hub), visitor(hub)
-    wait_until(lambda: ask(one, "one").place == 0)
+    begin(one, "one")
     ask(two, "two")
     full = ask(visitor(hub), "three")
     with pytest.raises(ValueError, match="^the classroom is full: it has 2 visitors. Try again later$"):
@@ -119,7 +123,7 @@ def test_visitors_who_leave_take_their_runs_with_them(classroom):
 def test_a_hub_that_ends_fails_what_waits(classroom):
     trainer, hub = classroom()
     one, two = visitor(hub), visitor(hub)
-    wait_until(lambda: ask(one, "one").place == 0)
+    begin(one, "one")
     waiting = ask(two, "two")
     hub.close()
     trainer.go.put("over")
