@@ -12,4 +12,4 @@ def lab(**preset: Any) -> Any:
     shared = executor()
     if shared is None:
         gradlab.setup(towers=2, seed=0)
-    return gradlab.AccumulationLab(executor=shared, **preset)
+    return gradlab.AccumulationLab(executor=shared, downloads=shared is not None, **preset)

@@ -12,7 +12,7 @@ A run that is no longer the current one is cancelled, and its remaining updates 
 """
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -40,6 +40,8 @@ class AccumulationLab:
         executor: trains the runs in its workers, whose updates come here as they are made: an executor as for
             `gradlab.sweep`, such as `processes(2)`, or a Dask client. This process then never imports TensorFlow.
             None: train in this process, or on the cluster that `gradlab lab --dask ADDRESS` named.
+        downloads: whether the buttons CSV and PNG give their files to the browser, which saves them; otherwise they are
+            written to this process's folder.
         **preset: any field of `Experiment`, as the initial value of its control.
 
     Attributes:
@@ -69,6 +71,7 @@ class AccumulationLab:
         rerun: bool = True,
         against: str = "updates",
         executor: Any = None,
+        downloads: bool = False,
         **preset: Any,
     ):
         checked_executor(executor)
@@ -78,7 +81,7 @@ class AccumulationLab:
         _checks.one_of("against", against, plots.X_AXES)
         if executor is None:
             runtime.tower_devices(experiment.towers)
-        self._seed = seed
+        self._seed, self._downloads = seed, downloads
         self._session = Session(experiment, seed, self._hide, self._lock, rerun, against, executor)
         self._session.connect(
             {
@@ -88,8 +91,8 @@ class AccumulationLab:
                 "step_update": lambda: self.step(update=True),
                 "reset": self.reset,
                 "pin": self.pin,
-                "csv": lambda: self._session.report(self.to_csv),
-                "png": lambda: self._session.report(self.to_png),
+                "csv": lambda: self._session.report(lambda: self._give("gradlab-runs.csv", self._csv, self.to_csv)),
+                "png": lambda: self._session.report(lambda: self._give("gradlab-views.png", self._png, self.to_png)),
             }
         )
         self.view = self._session.panel.view
@@ -187,15 +190,30 @@ class AccumulationLab:
         Raises:
             ValueError: there is no run yet.
         """
-        if not self._session.runs:
-            raise ValueError("there is nothing to write yet: press Run. Received: a lab without a run")
-        return pins.to_csv(self._session.runs, pathlib.Path(folder))
+        path = pins.new_file(pathlib.Path(folder), "gradlab-runs", "csv")
+        path.write_bytes(self._csv())
+        return path
 
     def to_png(self, folder: str | pathlib.Path = ".") -> pathlib.Path:
         """Write pictures of the views to a new PNG file, and return its path."""
         path = pins.new_file(pathlib.Path(folder), "gradlab-views", "png")
-        path.write_bytes(side_by_side(self.views.values()))
+        path.write_bytes(self._png())
         return path
+
+    def _csv(self) -> bytes:
+        if not self._session.runs:
+            raise ValueError("there is nothing to write yet: press Run. Received: a lab without a run")
+        return pins.csv(self._session.runs).encode()
+
+    def _png(self) -> bytes:
+        return side_by_side(self.views.values())
+
+    def _give(self, name: str, content: Callable[[], bytes], write: Callable[[], pathlib.Path]) -> str:
+        """Gives the page a file, or writes it to this process's folder; returns a sentence that says where it is."""
+        if not self._downloads:
+            return f"written: {write().resolve()}"
+        self._session.panel.charts.send({"download": name}, [content()])
+        return f"downloaded: {name}"
 
     def code(self) -> str:
         """The Python code that repeats what the controls describe."""

@@ -258,10 +258,21 @@ function showCharts({ model, el: root }) {
     asked = null;
     lost.hidden = false;
     lost.textContent = "No answer from the kernel for 10 seconds: it is busy with a cell, was restarted, or is gone. " +
-      "After a restart, run the cell again.";
+      "After a restart, run the cell again, or reload a page without cells.";
+  }
+
+  /** Let the browser save a file that Python made. */
+  function save(name, { buffer, byteOffset, byteLength }) {
+    const address = URL.createObjectURL(new Blob([buffer.slice(byteOffset, byteOffset + byteLength)]));
+    el("a", { href: address, download: name }).click();
+    setTimeout(() => URL.revokeObjectURL(address), PATIENCE); // the browser has begun by then
   }
 
   function take(content, buffers) {
+    if (content.download) {
+      save(content.download, buffers[0]);
+      return;
+    }
     if (content.to !== page) return; // for another view of the same lab
     lost.hidden = true;
     clearTimeout(asked);

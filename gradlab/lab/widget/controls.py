@@ -13,6 +13,8 @@ from gradlab.lab.experiments.experiment import Experiment
 
 BUDGETS = {"updates": 300, "examples": 30_000, "seconds": 1.0}  # each unit with the length that choosing it proposes
 
+MOST_SEEDS = 1000  # a page can send any number, and each seed takes memory before anything is trained
+
 TOOLTIPS = {
     "accumulation_steps": "Number of micro-batches whose gradients are averaged for one update.",
     "microbatch_size": "Number of examples in one forward and backward pass; this is what must fit in memory.",
@@ -64,6 +66,8 @@ class Controls:
         values = {name: widget.value for name, widget in self.widgets.items()}
         if not choices.takes_towers(values["method"]):
             values["towers"] = 1
+        if not 1 <= values["seeds"] <= MOST_SEEDS:
+            raise ValueError(f"seeds must be from 1 to {MOST_SEEDS} in a lab. Received: {values['seeds']}")
         kind, budget = values.pop("budget_kind"), values.pop("budget")
         values |= dict.fromkeys(BUDGETS) | {kind: budget if kind == "seconds" else round(budget)}
         values["seeds"] = tuple(range(first_seed, first_seed + values["seeds"]))

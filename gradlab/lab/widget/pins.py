@@ -73,8 +73,8 @@ def table(runs: list[tuple[str, Result]]) -> str:
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
 
 
-def to_csv(runs: list[tuple[str, Result]], folder: pathlib.Path) -> pathlib.Path:
-    """Write every micro-batch of the runs to a new CSV file, and return its path. The first column names the run."""
+def csv(runs: list[tuple[str, Result]]) -> str:
+    """Every micro-batch of the runs as CSV. The first column names the run."""
     import pandas as pd
 
     frames = []
@@ -82,9 +82,7 @@ def to_csv(runs: list[tuple[str, Result]], folder: pathlib.Path) -> pathlib.Path
         frame = result.to_frame()
         frame.insert(0, "run", name)
         frames.append(frame)
-    path = new_file(folder, "gradlab-runs", "csv")
-    pd.concat(frames).to_csv(path, index=False)
-    return path
+    return pd.concat(frames).to_csv(index=False)
 
 
 def new_file(folder: pathlib.Path, name: str, ending: str) -> pathlib.Path:

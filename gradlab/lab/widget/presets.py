@@ -11,7 +11,7 @@ from gradlab.lab.widget import controls, panel
 
 # A short run of a small network, so that the plots follow a slider while it is dragged.
 DEFAULTS = {"model": "dense", "method": "microbatched", "seeds": 5, "updates": 300, "eval_every": 50}
-OWN = ("seed", "hide", "lock", "rerun", "against", "executor")
+OWN = ("seed", "hide", "lock", "rerun", "against", "executor", "downloads")
 
 
 def experiment(seed: int, preset: Mapping) -> Experiment:

@@ -6,7 +6,6 @@ the `Runner` and the answers to the page to the `Front`.
 """
 
 import math
-import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -168,10 +167,10 @@ class Session:
         """Show a sentence on the status line, after the state."""
         self.panel.show_status(Status(self.state.value, sentence))
 
-    def report(self, write: Callable[[], pathlib.Path]) -> None:
-        """Write a file, and show its path or why it could not be written."""
+    def report(self, write: Callable[[], str]) -> None:
+        """Write a file, and show the sentence that says where it is, or why it could not be written."""
         try:
-            self.say(f"written: {write().resolve()}")
+            self.say(write())
         except (OSError, ValueError) as error:
             self.say(f"not written: {error}")
 

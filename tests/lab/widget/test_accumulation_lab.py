@@ -76,7 +76,10 @@ def test_without_a_front_end_it_shows_a_picture_and_a_table(make):
 @pytest.mark.parametrize(
     ("preset", "sentence"),
     [
-        (dict(k=5), r"AccumulationLab takes seed, hide, lock, rerun, against, executor, dataset, .* Received: k"),
+        (
+            dict(k=5),
+            r"AccumulationLab takes seed, hide, lock, rerun, against, executor, downloads, dataset, .* Received: k",
+        ),
         (dict(accumulation_steps=0), "accumulation_steps must be a positive integer. Received: 0"),
         (dict(seed=-1), "seed must be an integer of 0 or more. Received: -1"),
         (dict(seeds=(1, 2)), r"seeds must be a positive integer. Received: \(1, 2\)"),
