@@ -140,17 +140,19 @@ def measure(
         of the ratio to the big batch in the same way of calling (`reference_of`), in its best setting, in the same
         round.
     """
-    workers = [Worker(setting) for setting in settings]
-    order = list(dict.fromkeys(way for worker in workers for way, _ in worker.ways))
-    try:
-        cells, too_slow = [], set()  # what took too long once is not tried again
-        for k, b in SHAPES[network] if shapes is None else shapes:
-            say(f"{network} {k} x {b}", flush=True)
+    cells, missing, too_slow = [], set[str](), set[tuple[str, str]]()  # what took too long once is not tried again
+    for k, b in SHAPES[network] if shapes is None else shapes:
+        say(f"{network} {k} x {b}", flush=True)
+        # New processes for each shape: TensorFlow gives back little of what a way has used, and VGG-16 uses gigabytes.
+        workers = [Worker(setting) for setting in settings]
+        try:
+            order = list(dict.fromkeys(way for worker in workers for way, _ in worker.ways))
             cells += _cells(network, k, b, _rounds(workers, network, k, b, rounds, seconds, say, too_slow), order)
-        return cells, sorted({worker.missing for worker in workers if worker.missing})
-    finally:
-        for worker in workers:
-            worker.close()
+            missing |= {worker.missing for worker in workers if worker.missing}
+        finally:
+            for worker in workers:
+                worker.close()
+    return cells, sorted(missing)
 
 
 def _rounds(
