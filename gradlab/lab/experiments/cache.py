@@ -5,8 +5,7 @@ import json
 import os
 import pathlib
 import warnings
-
-import tensorflow as tf
+from importlib.metadata import version
 
 import gradlab
 from gradlab.lab.experiments import environment
@@ -48,7 +47,7 @@ class Cache:
 
     def path(self, job: Experiment) -> pathlib.Path:
         """Return the path of the job's file, whether or not it exists."""
-        key = [FORMAT, TRAINING, gradlab.__version__, tf.__version__, environment.device(), job.to_json()]
+        key = [FORMAT, TRAINING, gradlab.__version__, version("tensorflow"), environment.device(), job.to_json()]
         digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
         return self.folder / f"{job.method}-{job.model}-{job.accumulation_steps}x{job.microbatch_size}-{digest}.npz"
 

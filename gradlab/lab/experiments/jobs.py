@@ -2,9 +2,17 @@
 
 from collections.abc import Sequence
 
+from gradlab import runtime
 from gradlab.lab.experiments import choices
 from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.experiments.progress import Update
+
+
+def check_experiment(experiment: object) -> None:
+    """Raise ValueError unless the argument is an experiment whose towers this machine has devices for."""
+    if not isinstance(experiment, Experiment):
+        raise ValueError(f"an experiment must be a gradlab.Experiment. Received: {experiment!r}")
+    runtime.tower_devices(experiment.towers)
 
 
 def jobs_of(experiment: Experiment) -> list[Experiment]:

@@ -2,10 +2,9 @@
 
 from collections.abc import Callable, Iterator
 
-from gradlab import runtime
 from gradlab.lab.experiments import environment
 from gradlab.lab.experiments.experiment import Experiment
-from gradlab.lab.experiments.jobs import ending, jobs_of
+from gradlab.lab.experiments.jobs import check_experiment, ending, jobs_of
 from gradlab.lab.experiments.progress import Stop, Update
 from gradlab.lab.experiments.result import Result
 from gradlab.lab.experiments.together import train_together
@@ -47,13 +46,6 @@ def run(experiment: Experiment, progress: Progress | None = None, stop: Stop | N
         if stop is not None and stop.is_set():
             break
     return Result.join(experiment, results)
-
-
-def check_experiment(experiment: object) -> None:
-    """Raise ValueError unless the argument is an experiment whose towers this machine has devices for."""
-    if not isinstance(experiment, Experiment):
-        raise ValueError(f"an experiment must be a gradlab.Experiment. Received: {experiment!r}")
-    runtime.tower_devices(experiment.towers)
 
 
 def run_job(job: Experiment, progress: Progress | None = None, stop: Stop | None = None) -> Result:

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 from gradlab import runtime
 from gradlab.lab.experiments import environment, worker
 from gradlab.lab.experiments.experiment import Experiment
-from gradlab.lab.experiments.jobs import jobs_of
+from gradlab.lab.experiments.jobs import check_experiment, jobs_of
 from gradlab.lab.experiments.progress import Stop, Update
 from gradlab.measure.memory import PeakMemory
 
@@ -33,6 +33,7 @@ Made = list[tuple[int, Update]]  # an update of each seed in training
 MESSAGE_SECONDS = 0.03  # quick updates wait for each other so long
 AHEAD = 4  # messages that a worker sends before the first of them is shown
 POLL_SECONDS = 0.02  # between two looks at whether the run was stopped
+GOODBYE_SECONDS = 10  # in which a lab closes the connection after the last message
 
 
 class Failed(Exception):
@@ -239,21 +240,6 @@ def train_and_send(address: tuple[str, int], key: bytes, experiment: str, setup:
         line = multiprocessing.connection.Client(address, authkey=key)
     except OSError:
         return  # the run was stopped before it began
-    with line, contextlib.suppress(OSError):
-        try:
-            worker.prepare(setup)
-            _train(line, Experiment.from_json(experiment))
-            line.send(("end", None))
-        except OSError:
-            raise  # nobody listens any more
-        except Exception as error:
-            line.send(("failed", (f"{type(error).__name__}: {error}", traceback.format_exc())))
-
-
-def _train(line: multiprocessing.connection.Connection, experiment: Experiment) -> None:
-    from gradlab.lab.experiments.run import check_experiment
-
-    check_experiment(experiment)
     stop, more = Stop(), threading.Semaphore(AHEAD)
 
     def listen() -> None:
@@ -262,9 +248,27 @@ def _train(line: multiprocessing.connection.Connection, experiment: Experiment) 
                 more.release()
         stop.set()
 
+    listening = threading.Thread(target=listen, name="gradlab-listen", daemon=True)
+    listening.start()
+    with line:
+        with contextlib.suppress(OSError):  # nobody listens any more
+            try:
+                worker.prepare(setup)
+                _train(line, Experiment.from_json(experiment), stop, more)
+                line.send(("end", None))
+            except OSError:
+                raise
+            except Exception as error:
+                line.send(("failed", (f"{type(error).__name__}: {error}", traceback.format_exc())))
+        listening.join(GOODBYE_SECONDS)
+
+
+def _train(
+    line: multiprocessing.connection.Connection, experiment: Experiment, stop: Stop, more: threading.Semaphore
+) -> None:
+    check_experiment(experiment)
     source = Here(experiment, stop)
     line.send(("about", source.about))
-    threading.Thread(target=listen, name="gradlab-listen", daemon=True).start()
     waiting: list[Made] = []
     sent = -float("inf")
 

@@ -12,10 +12,9 @@ from gradlab import _checks, runtime
 from gradlab.lab.experiments import worker
 from gradlab.lab.experiments.cache import Cache
 from gradlab.lab.experiments.experiment import Experiment
-from gradlab.lab.experiments.jobs import jobs_of
+from gradlab.lab.experiments.jobs import check_experiment, jobs_of
 from gradlab.lab.experiments.progress import Update
 from gradlab.lab.experiments.result import Result
-from gradlab.lab.experiments.run import check_experiment, run_job
 
 
 def sweep(
@@ -94,6 +93,8 @@ Outcomes = Iterator[tuple[Experiment, Result | BaseException]]
 
 
 def _in_this_process(jobs: Iterable[Experiment], bar: tqdm) -> Outcomes:
+    from gradlab.lab.experiments.run import run_job  # TensorFlow, which an executor's process can do without
+
     for job in jobs:
         shown = 0.0
 

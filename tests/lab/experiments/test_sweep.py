@@ -15,7 +15,7 @@ import pytest
 from events import LIMIT, is_running, wait_until
 
 import gradlab
-from gradlab.lab.experiments import sweep as sweep_module
+from gradlab.lab.experiments import run as run_module
 from gradlab.lab.experiments.cache import Cache
 from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.experiments.jobs import jobs_of
@@ -31,13 +31,13 @@ ENDLESS = dataclasses.replace(WAY, updates=10**9, seeds=1)  # a job that is unde
 @pytest.fixture
 def counted(monkeypatch):
     """The jobs that were trained in this process, not read from the cache."""
-    trained, original = [], sweep_module.run_job
+    trained, original = [], run_module.run_job
 
     def counting(job, *arguments):
         trained.append(job)
         return original(job, *arguments)
 
-    monkeypatch.setattr(sweep_module, "run_job", counting)
+    monkeypatch.setattr(run_module, "run_job", counting)
     return trained
 
 
@@ -95,19 +95,19 @@ def test_a_run_that_cannot_be_kept_is_not_lost(tmp_path, monkeypatch):
 
 
 def test_a_run_that_fails_does_not_stop_the_others(tmp_path, monkeypatch, counted):
-    counting = sweep_module.run_job
+    counting = run_module.run_job
 
     def failing(job, *arguments):
         if job.seed_numbers == (0,):
             raise OSError("the network is down")
         return counting(job, *arguments)
 
-    monkeypatch.setattr(sweep_module, "run_job", failing)
+    monkeypatch.setattr(run_module, "run_job", failing)
     sentence = "1 of 2 runs failed. The others are cached, .*: variables 3x7, seed 0: OSError: the network is down"
     with pytest.raises(RuntimeError, match=sentence):
         sweep([WAY], cache=tmp_path, progress=False)
     assert counted == [WAY.of_seeds(1)]
-    monkeypatch.setattr(sweep_module, "run_job", counting)
+    monkeypatch.setattr(run_module, "run_job", counting)
     sweep([WAY], cache=tmp_path, progress=False)
     assert counted == [WAY.of_seeds(1), WAY.of_seeds(0)]
 
