@@ -17,6 +17,7 @@ import keras  # noqa: E402
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
+from gradlab.measure.memory import plan  # noqa: E402
 from gradlab.training import size_search  # noqa: E402
 
 mode, out = sys.argv[1], Path(sys.argv[2])
@@ -67,7 +68,7 @@ elif mode == "auto":  # worker 1 has less memory than worker 0
     mine = slice(None) if worker is None else slice(0, 9) if worker == 0 else slice(9, None)
 
     def apart(y, y_pred):  # an example's term depends on all others
-        drawn = tf.reduce_sum(tf.one_hot(y, 3) * y_pred, axis=-1)
+        drawn = tf.reduce_sum(tf.one_hot(tf.cast(tf.reshape(y, [-1]), tf.int32), 3) * y_pred, axis=-1)
         return tf.reduce_mean((y_pred - tf.reduce_mean(y_pred, 0)) ** 2) - tf.math.reduce_std(drawn)
 
     def automatic(loss, memory):
@@ -79,7 +80,7 @@ elif mode == "auto":  # worker 1 has less memory than worker 0
     except ValueError as error:
         print("refused:", error)
     for loss in (entropy, gradlab.WholeBatch(apart)):
-        four = gradlab.measure.memory.plan(network, loss, optimizer, (x[:1], y[:1])).total(4)
+        four = plan(network, loss, optimizer, (x[:1], y[:1])).total(4)
         trainer = automatic(loss, size_search.MARGIN * four + 1)
         for _ in range(3):
             step = trainer.step(x[mine], y[mine])

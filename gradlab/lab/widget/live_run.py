@@ -113,13 +113,13 @@ class Run:
 
     Attributes:
         experiment: what to train.
-        executor: trains it in a worker, as for `gradlab.sweep`; or None, to train in this process.
         pace: the speed.
         stop: ends the training when set.
         over: set when the training has ended for any reason.
         begun: set when there is a first update, or when there will be none.
         updates: the updates so far, by seed. The lists only grow; the updates in them never change.
         delay: seconds to wait before training starts. A run that is replaced within this time computes nothing.
+        executor: trains the experiment in a worker, as for `gradlab.sweep`; or None, to train in this process.
         waiting: whether the run is paused and waits for a step.
         hidden: the number of micro-batches of the last window that are computed but not shown yet.
         narration: the current sentence of slow motion, or "".
@@ -128,13 +128,13 @@ class Run:
     """
 
     experiment: Experiment
-    executor: Any = None
     pace: Pace = field(default_factory=Pace)
     stop: Stop = field(default_factory=Stop)
     over: threading.Event = field(default_factory=threading.Event)
     begun: threading.Event = field(default_factory=threading.Event)
     updates: dict[int, list[Update]] = field(default_factory=dict)
     delay: float = 0.0
+    executor: Any = None
     waiting: bool = False
     hidden: int = 0
     narration: str = ""

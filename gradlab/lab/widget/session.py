@@ -120,7 +120,7 @@ class Session:
                 self._keep_point(self.runner.current)
             self._show_pause(paused)
             self._begun = True
-            self.runner.start(Run(self.experiment, self._executor, pace, delay=delay))
+            self.runner.start(Run(self.experiment, pace, delay=delay, executor=self._executor))
             self._front.tell()
 
     def step(self, update: bool) -> None:

@@ -8,7 +8,8 @@ import pytest
 from events import LIMIT, wait_until
 from lab_widgets import Page, run_to_the_end, updates_made, widget
 
-from gradlab.lab.widget import front, live_run
+from gradlab.lab.experiments import run as run_module
+from gradlab.lab.widget import front
 from gradlab.lab.widget.live_run import State
 from gradlab.lab.widget.trace import COLUMNS, Trace
 
@@ -16,14 +17,14 @@ from gradlab.lab.widget.trace import COLUMNS, Trace
 @pytest.fixture
 def permits(monkeypatch):
     """A semaphore of which each update of a run takes one."""
-    permits, updates_of = threading.Semaphore(0), live_run.updates_of
+    permits, updates_of = threading.Semaphore(0), run_module.updates_of
 
     def held(job, stop):
         for updates in updates_of(job, stop):
             assert permits.acquire(timeout=LIMIT)
             yield updates
 
-    monkeypatch.setattr(live_run, "updates_of", held)
+    monkeypatch.setattr(run_module, "updates_of", held)
     yield permits
     permits.release(10**6)
 

@@ -6,6 +6,7 @@ import pytest
 from events import LIMIT, wait_until
 from lab_widgets import click, run_to_the_end, updates_made, wait_for_pause, widget
 
+from gradlab.lab.experiments import run as run_module
 from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.experiments.run import run
 from gradlab.lab.widget import live_run
@@ -26,14 +27,14 @@ class Recorded(Run):
 @pytest.fixture
 def gate(monkeypatch):
     """An event that each update of a run waits for."""
-    gate, updates_of = threading.Event(), live_run.updates_of
+    gate, updates_of = threading.Event(), run_module.updates_of
 
     def gated(job, stop):
         for updates in updates_of(job, stop):
             assert gate.wait(LIMIT)
             yield updates
 
-    monkeypatch.setattr(live_run, "updates_of", gated)
+    monkeypatch.setattr(run_module, "updates_of", gated)
     yield gate
     gate.set()
 

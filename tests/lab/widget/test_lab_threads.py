@@ -8,7 +8,7 @@ from events import wait_until
 from lab_widgets import Page, lab_threads, run_to_the_end, updates_made, widget
 
 from gradlab.lab.experiments import models
-from gradlab.lab.widget import live_run
+from gradlab.lab.experiments import run as run_module
 from gradlab.lab.widget.live_run import State
 from gradlab.lab.widget.trace import Trace
 
@@ -36,7 +36,7 @@ def test_a_fault_in_the_worker_is_shown(make, monkeypatch):
 
     lab = make()
     with monkeypatch.context() as patch:
-        patch.setattr(live_run, "updates_of", breaks)
+        patch.setattr(run_module, "updates_of", breaks)
         lab.run()
         assert lab.wait() is State.FAILED
     assert lab.status == "failed: OSError: the disk <is> gone"
