@@ -91,7 +91,7 @@ def long_run(lab: Lab) -> None:
 
 
 def test_visitors_share_the_trainers_and_leave_nothing_behind(classroom, browser):
-    server = classroom("--trainers=1", "--visitors=2")
+    server = classroom("--trainers=1", "--visitors=2", "--examples=1000000000")
     one = server.page(browser)
     one.wait_for("finished")
     one.page.screenshot(path=SCREENSHOTS / "classroom.png")
@@ -121,7 +121,7 @@ def test_visitors_share_the_trainers_and_leave_nothing_behind(classroom, browser
 
 
 def test_a_lost_trainer_and_a_lost_server(classroom, browser):
-    server = classroom("--trainers=2")
+    server = classroom("--trainers=2", "--examples=1000000000")
     lab, other = server.page(browser), server.page(browser)
     for each in (lab, other):
         each.wait_for("finished")

@@ -65,8 +65,8 @@ class Visitor:
         self._send("run", number, work)
         return job
 
-    def close(self) -> None:
-        """Leaves the classroom."""
+    def leave(self) -> None:
+        """Gives the place in the classroom and in the queue to others."""
         self._send("leave", 0, ())
 
     def _send(self, *message: Any) -> None:

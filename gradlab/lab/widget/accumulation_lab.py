@@ -91,8 +91,8 @@ class AccumulationLab:
                 "step_update": lambda: self.step(update=True),
                 "reset": self.reset,
                 "pin": self.pin,
-                "csv": lambda: self._session.report(lambda: self._give("gradlab-runs.csv", self._csv, self.to_csv)),
-                "png": lambda: self._session.report(lambda: self._give("gradlab-views.png", self._png, self.to_png)),
+                "csv": lambda: self._give("gradlab-runs.csv", self._csv, self.to_csv),
+                "png": lambda: self._give("gradlab-views.png", self._png, self.to_png),
             }
         )
         self.view = self._session.panel.view
@@ -208,12 +208,16 @@ class AccumulationLab:
     def _png(self) -> bytes:
         return side_by_side(self.views.values())
 
-    def _give(self, name: str, content: Callable[[], bytes], write: Callable[[], pathlib.Path]) -> str:
-        """Gives the page a file, or writes it to this process's folder; returns a sentence that says where it is."""
-        if not self._downloads:
-            return f"written: {write().resolve()}"
-        self._session.panel.charts.send({"download": name}, [content()])
-        return f"downloaded: {name}"
+    def _give(self, name: str, content: Callable[[], bytes], write: Callable[[], pathlib.Path]) -> None:
+        """Give the page a file, or write it to this process's folder, and say where it is or why it is not there."""
+        try:
+            if self._downloads:
+                self._session.panel.charts.send({"download": name}, [content()])
+                self._session.say(f"downloaded: {name}")
+            else:
+                self._session.say(f"written: {write().resolve()}")
+        except (OSError, ValueError) as error:
+            self._session.say(f"not written: {error}")
 
     def code(self) -> str:
         """The Python code that repeats what the controls describe."""

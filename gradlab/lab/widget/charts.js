@@ -314,6 +314,8 @@ function showCharts({ model, el: root }) {
   model.on("msg:custom", take);
   model.on("change:news", ask);
   document.addEventListener("visibilitychange", ask);
+  const leave = () => model.send({ leave: true });
+  addEventListener("pagehide", leave);
   const watched = new IntersectionObserver(look);
   const resized = new ResizeObserver(redraw);
   charts.forEach(({ canvas }) => resized.observe(canvas));
@@ -336,6 +338,7 @@ function showCharts({ model, el: root }) {
     model.off("msg:custom", take);
     model.off("change:news", ask);
     document.removeEventListener("visibilitychange", ask);
+    removeEventListener("pagehide", leave);
     USED.forEach((event) => root.closest(".gradlab-lab")?.removeEventListener(event, ask));
     [watched, resized, themed].forEach((observer) => observer.disconnect());
   };

@@ -167,13 +167,6 @@ class Session:
         """Show a sentence on the status line, after the state."""
         self.panel.show_status(Status(self.state.value, sentence))
 
-    def report(self, write: Callable[[], str]) -> None:
-        """Write a file, and show the sentence that says where it is, or why it could not be written."""
-        try:
-            self.say(write())
-        except (OSError, ValueError) as error:
-            self.say(f"not written: {error}")
-
     def pin(self, name: str, result: Result) -> None:
         """Keep a result for comparison."""
         self.pins.add(name, result)
@@ -213,6 +206,10 @@ class Session:
         """React to a message from the page's views."""
         if "ask" in message:
             self._front.answer(message)
+            return
+        if "leave" in message and hasattr(self._executor, "leave"):  # elsewhere a page that is reloaded finds its run
+            self.runner.stop()
+            self._executor.leave()
             return
         with self.runner.guard:
             if "seen" in message and not self._begun and self.panel.rerun.value:

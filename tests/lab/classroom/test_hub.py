@@ -115,7 +115,7 @@ def test_visitors_who_leave_take_their_runs_with_them(classroom):
     with pytest.raises(ValueError, match="^the classroom is full: it has 2 visitors. Try again later$"):
         full.result(timeout=LIMIT)
     assert hub.visitors == 2 and hub.waiting == 1
-    two.close()
+    two.leave()
     wait_until(lambda: hub.visitors == 1 and hub.waiting == 0)
     assert ask(visitor(hub), "three").place == 1
 
