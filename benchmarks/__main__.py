@@ -12,7 +12,19 @@ import argparse
 import json
 from collections.abc import Callable, Iterator, Sequence
 
-from benchmarks import first_update, growth, memory, report, six_models, speed, tokens, training, whole_batch
+from benchmarks import (
+    automatic_sizes,
+    first_update,
+    growth,
+    memory,
+    plan_error,
+    report,
+    six_models,
+    speed,
+    tokens,
+    training,
+    whole_batch,
+)
 from benchmarks.worker import ONE_PER_FRAMEWORK
 
 QUICK_SHAPES = ((1, 4), (2, 2))
@@ -42,6 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "whole": lambda: [("whole", whole_batch.measure(asked.processes))],
         "tokens": lambda: [("tokens", tokens.measure(asked.processes))],
         "six": lambda: [("six", six_models.measure(asked.processes))],
+        "plan": lambda: [("plan", plan_error.measure())],
+        "auto": lambda: [("auto", automatic_sizes.measure(asked.processes))],
         "growth": lambda: [("growth", growth.measure(asked.processes))],
         "training": lambda: [("training", training.measure(asked.repeats))],
     }
@@ -60,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    tables = ["speed", "memory", "curve", "first", "whole", "tokens", "six", "growth", "training"]
+    tables = ["speed", "memory", "curve", "first", "whole", "tokens", "six", "plan", "auto", "growth", "training"]
     networks = list(speed.SHAPES)
     parser.add_argument("--tables", nargs="+", choices=tables, default=tables, help="the tables to measure")
     parser.add_argument(

@@ -216,8 +216,9 @@ def main() -> None:
     model = gradlab.microbatched(NETWORKS[asked.network](), asked.b, in_flight=1)
     model.compile("adam", "mse")
     x, [y] = ([_numbers(tensor, MICROBATCHES * asked.b) for tensor in nest] for nest in (model.inputs, model.outputs))
+    x = x if len(x) > 1 else x[0]
     model.fit(x, y, batch_size=len(y), epochs=2, verbose=0)
-    measured = peak.bytes() - before - sum(array.nbytes for array in (*x, y))
+    measured = peak.bytes() - before - sum(array.nbytes for array in keras.tree.flatten((x, y)))
     example = keras.tree.map_structure(lambda array: array[:1], (x, y))
     planned = plan(NETWORKS[asked.network](), "mse", "adam", example).total(asked.b)
     print(json.dumps({"planned": planned / MEBIBYTE, "measured": measured / MEBIBYTE}))

@@ -4,7 +4,18 @@ import json
 import pathlib
 import re
 
-from benchmarks import first_update, growth, memory, six_models, speed, tokens, training, whole_batch
+from benchmarks import (
+    automatic_sizes,
+    first_update,
+    growth,
+    memory,
+    plan_error,
+    six_models,
+    speed,
+    tokens,
+    training,
+    whole_batch,
+)
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 JSON = ROOT / "data" / "results" / "bench.json"
@@ -112,6 +123,11 @@ def as_markdown(found: dict) -> str:
             "**Texts of any length**, 256 per update, at most 2048 tokens at once",
             tokens.as_table(found["tokens"]),
         ]
+    if "plan" in found:
+        parts += ["**Planned memory of `fit` with Adam**, over what was measured", plan_error.as_table(found["plan"])]
+    if "auto" in found:
+        title = '**`microbatch_size="auto"` beside each size**, in fit; in parentheses over the best size'
+        parts += [title, automatic_sizes.as_table(found["auto"])]
     if "growth" in found:
         parts += ["**Growth of time and memory**", growth.as_table(found["growth"])]
     if "training" in found:

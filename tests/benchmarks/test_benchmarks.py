@@ -5,7 +5,18 @@ import json
 import pytest
 
 import benchmarks.__main__ as benchmark
-from benchmarks import growth, guard, memory, report, six_models, speed, tokens, whole_batch
+from benchmarks import (
+    automatic_sizes,
+    growth,
+    guard,
+    memory,
+    plan_error,
+    report,
+    six_models,
+    speed,
+    tokens,
+    whole_batch,
+)
 from gradlab.lab.figures import plots
 
 CELLS = [
@@ -82,6 +93,34 @@ def test_losses_over_the_whole_batch_are_measured(monkeypatch):
     monkeypatch.setattr(whole_batch, "SHAPES", ((2, 2),))
     rows = whole_batch.measure(1)
     assert [row["way"] for row in rows] == list(whole_batch.WAYS) and min(row["milliseconds"] for row in rows) > 0
+
+
+def test_tables_of_plans_and_of_automatic_sizes():
+    rows = [{"network": "dense", "b": b, "planned": 110.0 - b, "measured": 100.0} for b in plan_error.SIZES]
+    assert plan_error.as_table(rows).endswith("| dense | +8 % | +2 % | -6 % | -22 % |")
+    times = {"128": 4.0, "64": 2.0, "32": 2.2, "16": 3.0, "8": 5.0}
+    table = automatic_sizes.as_table([{"network": "lenet", "milliseconds": times, "auto": 2.1, "chosen": [64, 64, 32]}])
+    assert "| lenet, B = 128 | 4 (2.00) | 2 (1.00) |" in table and table.endswith("| 2.1 (1.05) | 64, 64, 32 |")
+
+
+@pytest.mark.slow
+def test_plans_and_automatic_sizes_are_measured(monkeypatch):
+    wide = "*not used to fit:* two wide convolutions, 28x28"
+    monkeypatch.setattr(plan_error, "NETWORKS", {wide: plan_error.NETWORKS[wide]})
+    monkeypatch.setattr(plan_error, "SIZES", (8,))
+    [row] = plan_error.measure()
+    assert 0.7 < row["planned"] / row["measured"] < 1.4
+    monkeypatch.setattr(automatic_sizes, "EXAMPLES", {"dense": 128})
+    monkeypatch.setattr(automatic_sizes, "CUTS", (1, 2))
+    [row] = automatic_sizes.measure(1)
+    assert min(*row["milliseconds"].values(), row["auto"]) > 0 and 1 <= row["chosen"][0] <= 128
+
+
+def test_the_published_plans_and_automatic_sizes():
+    found = report.read()
+    fitted = [row for row in found["plan"] if not row["network"].startswith("*")]
+    assert len(fitted) == 40 and max(abs(row["planned"] / row["measured"] - 1) for row in fitted) <= 0.15
+    assert all(row["auto"] <= 1.1 * min(row["milliseconds"].values()) for row in found["auto"])
 
 
 def test_tables_of_texts_and_of_six_models():
