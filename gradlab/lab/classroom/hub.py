@@ -15,6 +15,7 @@ import multiprocessing.connection
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,10 +30,20 @@ TRIES = 2  # of a run whose trainers are lost
 
 @dataclass(eq=False)
 class _Visitor:
-    """A visitor's line, whether it has asked for a run, and the number of its last turn."""
+    """A visitor.
+
+    Attributes:
+        line: the connection.
+        has_asked: whether it has asked for a run.
+        is_served: whether a trainer has a run of it.
+        used: when it last asked for a run, or a run ended.
+        turn: the number of its last turn.
+    """
 
     line: Line
     has_asked: bool = False
+    is_served: bool = False
+    used: float = field(default_factory=time.monotonic)
     turn: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -74,6 +85,7 @@ class Hub:
         self._turns = itertools.count(1)
         self._is_closed = False
         self._start(self._accept)
+        self._start(self._release_idle)
         for trainer in trainers:
             self._start(self._train, trainer)
 
@@ -137,10 +149,10 @@ class Hub:
             except ValueError as error:
                 job.visitor.tell("over", job.number, error)
                 return
-            job.visitor.has_asked = True
+            job.visitor.has_asked, job.visitor.used = True, time.monotonic()
             self._waiting.append(job)
             self._tell_places()
-            self._changed.notify()
+            self._changed.notify_all()
 
     def _forget(self, visitor: _Visitor) -> None:
         """Takes a visitor's run out of the queue. One that is trained ends by itself when nobody listens to it."""
@@ -161,7 +173,7 @@ class Hub:
             if self._is_closed:
                 return None
             job = self._waiting.pop(0)
-            job.visitor.turn, job.tries = next(self._turns), job.tries + 1
+            job.visitor.turn, job.visitor.is_served, job.tries = next(self._turns), True, job.tries + 1
             self._tell_places()
             return job
 
@@ -176,7 +188,18 @@ class Hub:
                     if job.tries < TRIES and job.visitor in self._visitors:
                         self._waiting.append(job)
                         self._tell_places()
-                        self._changed.notify()
+                        self._changed.notify_all()
                         continue
+            job.visitor.is_served, job.visitor.used = False, time.monotonic()
             job.visitor.tell("over", job.number, None)
         trainer.close()
+
+    def _release_idle(self) -> None:
+        """Tells visitors who have not used their lab for long that they are released. Their processes end then."""
+        with self._changed:
+            while not self._is_closed:
+                self._changed.wait(min(10.0, self._limits.idle))
+                last, waiting = time.monotonic() - self._limits.idle, {job.visitor for job in self._waiting}
+                for visitor in self._visitors - waiting:
+                    if visitor.has_asked and not visitor.is_served and visitor.used < last:
+                        visitor.tell("idle", 0, self._limits.idle)

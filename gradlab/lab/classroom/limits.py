@@ -16,16 +16,19 @@ class Limits:
         visitors: how many visitors there may be.
         examples: the most examples that a run may use, over all seeds.
         seconds: the longest training time of a run, over all seeds, if its budget is a time.
+        idle: the seconds without a run after which a visitor is released.
     """
 
     visitors: int = 30
     examples: int = 10_000_000
     seconds: float = 60.0
+    idle: float = 1800.0
 
     def __post_init__(self) -> None:
         for name in ("visitors", "examples"):
             _checks.positive_integer(name, getattr(self, name))
-        _checks.positive_number("seconds", self.seconds)
+        for name in ("seconds", "idle"):
+            _checks.positive_number(name, getattr(self, name))
 
     def check(self, text: str) -> Experiment:
         """The experiment that a visitor asks for.

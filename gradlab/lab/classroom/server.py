@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: the arguments of the command line. None: those of this process.
     """
     asked = _parser().parse_args(arguments)
-    limits = Limits(asked.visitors, asked.examples, asked.seconds)
+    limits = Limits(asked.visitors, asked.examples, asked.seconds, asked.idle)
     trainers, listen = _trainers(asked)
     hub = Hub(trainers, limits)
     host, port = hub.address
@@ -69,6 +69,7 @@ def _serve(asked: argparse.Namespace, token: str) -> None:
         f"--pool_size={READY_KERNELS}",
         f"--MappingKernelManager.cull_idle_timeout={GONE_SECONDS}",
         f"--MappingKernelManager.cull_interval={LOOK_SECONDS}",
+        "--KernelManager.autorestart=False",  # one that ends has been released
     ]
     Voila.launch_instance(options + ["--no-browser"] * asked.no_browser)
 
@@ -95,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--visitors", type=int, default=Limits.visitors, help="visitors at most (default: %(default)s)")
     add("--seconds", type=float, default=Limits.seconds, help="longest training time of a run (default: %(default)g)")
     add("--examples", type=int, default=Limits.examples, help="most examples of a run (default: %(default)s)")
+    add("--idle", type=float, default=Limits.idle, help="idle seconds before a release (default: %(default)g)")
     add("--dask", metavar="ADDRESS", help="train on the Dask cluster with this scheduler")
     add("--theme", choices=("light", "dark"), default="light", help="(default: %(default)s)")
     add("--no-browser", action="store_true", help="do not open a web browser")

@@ -42,12 +42,16 @@ class Visitor:
         key: what the hub wants to be told.
         listen: this machine's address as trainers see it, where they send the updates.
 
+    Attributes:
+        on_idle: called with the seconds without a run, after which the hub releases this visitor.
+
     Raises:
         OSError: there is no hub.
     """
 
     def __init__(self, address: tuple[str, int], key: bytes, listen: str = "127.0.0.1"):
         self.listen = listen
+        self.on_idle: Callable[[float], None] = lambda seconds: None
         self._line = multiprocessing.connection.Client(address, authkey=key)
         self._lock, self._numbers = threading.Lock(), itertools.count()
         self._jobs: dict[int, Waiting] = {}
@@ -83,6 +87,8 @@ class Visitor:
                 kind, number, content = self._line.recv()
                 if kind == "closed":
                     break
+                if kind == "idle":
+                    self.on_idle(content)
                 job = self._jobs.get(number)
                 if job is None:
                     continue

@@ -180,9 +180,13 @@ class AccumulationLab:
         """
         result = self.result
         if result is None:
-            self._session.say("there is no run to pin yet: press Run")
+            self.say("there is no run to pin yet: press Run")
             return
         self._session.pin(name or presets.name(result.experiment, self._session.preset), result)
+
+    def say(self, sentence: str) -> None:
+        """Show a sentence on the status line, after the state."""
+        self._session.say(sentence)
 
     def to_csv(self, folder: str | pathlib.Path = ".") -> pathlib.Path:
         """Write every micro-batch of this run and of the pinned runs to a new CSV file, and return its path.
@@ -213,11 +217,11 @@ class AccumulationLab:
         try:
             if self._downloads:
                 self._session.panel.charts.send({"download": name}, [content()])
-                self._session.say(f"downloaded: {name}")
+                self.say(f"downloaded: {name}")
             else:
-                self._session.say(f"written: {write().resolve()}")
+                self.say(f"written: {write().resolve()}")
         except (OSError, ValueError) as error:
-            self._session.say(f"not written: {error}")
+            self.say(f"not written: {error}")
 
     def code(self) -> str:
         """The Python code that repeats what the controls describe."""

@@ -120,6 +120,24 @@ def test_visitors_who_leave_take_their_runs_with_them(classroom):
     assert ask(visitor(hub), "three").place == 1
 
 
+def test_idle_visitors_are_released(classroom):
+    trainer, hub = classroom(idle=0.2)
+    idle, busy, waits = visitor(hub), visitor(hub), visitor(hub)
+    released = queue.Queue()
+    for name, someone in (("idle", idle), ("busy", busy), ("waits", waits)):
+        someone.on_idle = lambda seconds, name=name: released.put((name, seconds))
+    trainer.go.put("over")
+    ask(idle, "idle").result(timeout=LIMIT)
+    job = begin(busy, "busy")
+    queued = ask(waits, "waits")
+    assert {released.get(timeout=LIMIT) for _ in range(5)} == {("idle", 0.2)}
+    trainer.go.put("over")
+    trainer.go.put("over")
+    concurrent.futures.wait([job, queued], timeout=LIMIT)
+    wait_until(lambda: released.get(timeout=LIMIT) == ("busy", 0.2))  # from the end of its run on
+    wait_until(lambda: released.get(timeout=LIMIT) == ("waits", 0.2))
+
+
 def test_a_hub_that_ends_fails_what_waits(classroom):
     trainer, hub = classroom()
     one, two = visitor(hub), visitor(hub)
