@@ -143,7 +143,7 @@ def _densely_connected() -> keras.Model:
             x = layers.concatenate([x, layers.Conv2D(24, 3, padding="same", activation="relu")(x)])
         return x
 
-    between = layers.Conv2D(48, 1), layers.AveragePooling2D()
+    between = layers.Conv2D(48, 1), layers.AveragePooling2D(2)
     body = layers.Conv2D(48, 3, padding="same"), block, *between, block, layers.GlobalAveragePooling2D()
     return _image_network(48, *body)
 
