@@ -17,7 +17,7 @@ from benchmarks.speed import digits
 
 EXAMPLES = {"lenet": 128, "dense": 128, "resnet": 64, "transformer": 64}  # of an update
 CUTS = (1, 2, 4, 8, 16)  # the micro-batches of an update
-SECONDS = 2.0  # the least time of a timing
+SECONDS, TIMINGS = 0.4, 5  # the least time of a timing, and how many there are in a process
 
 
 def measure(repeats: int = 3, say: Callable[..., None] = print) -> list[dict]:
@@ -88,11 +88,11 @@ def main() -> None:
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     model.fit(data, steps_per_epoch=20, verbose=0)
     steps, times = 20, list[float]()
-    while sum(times) < SECONDS or len(times) < 5:
+    while len(times) < TIMINGS:
         began = time.perf_counter()
         model.fit(data, steps_per_epoch=steps, verbose=0)
         took = time.perf_counter() - began
-        if took < SECONDS / 5:
+        if took < SECONDS:
             steps, times = 2 * steps, []  # too short to time
         else:
             times.append(took / steps)
