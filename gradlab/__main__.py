@@ -67,11 +67,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _lab(chosen: argparse.Namespace) -> int:
     if pathlib.Path(chosen.folder).is_file():
         raise ValueError(f"FOLDER must be a folder. Received: {chosen.folder}, which is a file")
-    if chosen.dask:
-        from distributed import Client
-
-        with Client(chosen.dask, timeout=10):  # a wrong address is an error before JupyterLab starts
-            pass
     return _module("lab.course").open_course(chosen.folder, chosen.port, not chosen.no_browser, chosen.dask)
 
 

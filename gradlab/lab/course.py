@@ -89,6 +89,7 @@ def open_course(
 
     Raises:
         ModuleNotFoundError: JupyterLab is not installed.
+        OSError: there is no scheduler at the address.
         ValueError: `port` is no positive integer.
         OSError: the folder cannot be written to.
     """
@@ -99,6 +100,10 @@ def open_course(
             "Received: no module named jupyterlab",
             name="jupyterlab",
         )
+    if dask:
+        from distributed import Client
+
+        Client(dask, timeout=10).close()  # a wrong address is an error before JupyterLab starts
     folder = pathlib.Path(folder).expanduser()
     print(_sentence(folder, _copy(folder)), flush=True)
     command = [

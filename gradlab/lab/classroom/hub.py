@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gradlab.lab.classroom.limits import Limits
-from gradlab.lab.classroom.trainer import LostTrainer, Trainer
+from gradlab.lab.classroom.trainer import LostTrainer, RunTrainer
 
 Line = multiprocessing.connection.Connection
 
@@ -75,7 +75,7 @@ class Hub:
         key: the bytes that they must know.
     """
 
-    def __init__(self, trainers: Sequence[Trainer], limits: Limits):
+    def __init__(self, trainers: Sequence[RunTrainer], limits: Limits):
         self.key, self._limits = secrets.token_bytes(32), limits
         self._listener = multiprocessing.connection.Listener(("127.0.0.1", 0), backlog=64, authkey=self.key)
         self.address: Any = self._listener.address
@@ -177,7 +177,7 @@ class Hub:
             self._tell_places()
             return job
 
-    def _train(self, trainer: Trainer) -> None:
+    def _train(self, trainer: RunTrainer) -> None:
         """Gives a trainer one run after another."""
         while (job := self._next()) is not None:
             job.visitor.tell("place", job.number, 0)

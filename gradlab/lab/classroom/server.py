@@ -7,15 +7,17 @@ whose page is gone is ended within GONE_SECONDS, and with it its run.
 """
 
 import argparse
+import importlib.util
 import os
 import secrets
 import socket
+import sys
 from collections.abc import Sequence
 
 from gradlab import runtime
 from gradlab.lab.classroom.hub import Hub
 from gradlab.lab.classroom.limits import Limits
-from gradlab.lab.classroom.trainer import DaskTrainer, Trainer, TrainerProcess
+from gradlab.lab.classroom.trainer import DaskTrainer, RunTrainer, TrainerProcess
 from gradlab.lab.classroom.visitor import HUB
 from gradlab.lab.course import course_folder
 from gradlab.lab.experiments.stream import host_for
@@ -33,6 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: the arguments of the command line. None: those of this process.
     """
     asked = _parser().parse_args(arguments)
+    if importlib.util.find_spec("voila") is None:
+        sys.exit(
+            'gradlab: the classroom needs the extra "app": pip install "gradlab[lab,app]". Received: no module voila'
+        )
     limits = Limits(asked.visitors, asked.examples, asked.seconds, asked.idle)
     trainers, listen = _trainers(asked)
     hub = Hub(trainers, limits)
@@ -46,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         hub.close()
 
 
-def _trainers(asked: argparse.Namespace) -> tuple[list[Trainer], str]:
+def _trainers(asked: argparse.Namespace) -> tuple[list[RunTrainer], str]:
     """The trainers, and the address at which they find this machine."""
     if not asked.dask:
         return [TrainerProcess(SETUP) for _ in range(asked.trainers)], "127.0.0.1"

@@ -13,7 +13,7 @@ class LostTrainer(Exception):
     """A trainer ended in the middle of a run."""
 
 
-class Trainer(Protocol):
+class RunTrainer(Protocol):
     """Trains one run after another."""
 
     def train(self, work: tuple) -> None:
