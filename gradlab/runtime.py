@@ -158,7 +158,7 @@ def workers_here() -> int:
     if "TF_CONFIG" in os.environ:
         task = json.loads(os.environ["TF_CONFIG"]).get("task", {})
         hosts = {name: address.rpartition(":")[0] for name, address in _addresses().items()}
-        own = hosts.get((task.get("type"), int(task.get("index", 0))))
+        own = hosts.get((task.get("type"), int(task.get("index", 0))), "")
         return max(1, list(hosts.values()).count(own))
     # SLURM writes "2(x3),1": two tasks on each of three machines, one on the fourth. The largest number is safe.
     tasks = re.findall(r"(\d+)(?:\(x\d+\))?", os.environ.get("SLURM_STEP_TASKS_PER_NODE", "1"))

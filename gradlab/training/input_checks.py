@@ -61,7 +61,8 @@ def check_no_accumulation(optimizer: Any) -> None:
 
 def check_fit(model: keras.Model, asked: Mapping[str, Any]) -> None:
     """Raises ValueError for arguments of `fit` that it does not allow, as far as it shows before the first batch."""
-    x, class_weight, sample_weight = asked.get("x"), asked.get("class_weight"), asked.get("sample_weight")
+    x: Any = asked.get("x")
+    class_weight, sample_weight = asked.get("class_weight"), asked.get("sample_weight")
     specs = tf.nest.flatten(x.element_spec) if isinstance(x, tf.data.Dataset) else []
     is_cut = any(isinstance(spec, tf.RaggedTensorSpec) for spec in specs)
     replicas = model.distribute_strategy.num_replicas_in_sync

@@ -16,9 +16,9 @@ from gradlab.training.objective import Objective, total_loss
 from gradlab.training.whole_batch import differentiable
 
 MEBIBYTE = 2**20
-# On a CPU, fitted to measurements of ten networks on an AMD EPYC (benchmarks/NOTES.md): what TensorFlow takes to compile
-# and begin a training, and so much more for each traced operation; and a factor of all tensors, because kernels copy
-# some into another order of the dimensions, and because allocators leave gaps.
+# On a CPU, fitted to measurements of ten networks on an AMD EPYC (benchmarks/NOTES.md): what TensorFlow takes to
+# compile and begin a training, and so much more for each traced operation; and a factor of all tensors, because
+# kernels copy some into another order of the dimensions, and because allocators leave gaps.
 RUNTIME, RUNTIME_PER_OPERATION, COPIES = 60 * MEBIBYTE, 30 * 1024, 1.3
 
 

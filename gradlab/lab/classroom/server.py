@@ -36,9 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     asked = _parser().parse_args(arguments)
     if importlib.util.find_spec("voila") is None:
-        sys.exit(
-            'gradlab: the classroom needs the extra "app": pip install "gradlab[lab,app]". Received: no module voila'
-        )
+        sys.exit('gradlab: a classroom needs the extra "app": pip install "gradlab[lab,app]". Received: no voila')
     limits = Limits(asked.visitors, asked.examples, asked.seconds, asked.idle)
     trainers, listen = _trainers(asked)
     hub = Hub(trainers, limits)

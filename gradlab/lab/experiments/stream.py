@@ -18,7 +18,7 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any, Protocol
 
 from gradlab import runtime
@@ -138,7 +138,7 @@ class There:
                 raise Failed(_why(future.exception(), calls.address), "")
         return None
 
-    def _received(self, line: multiprocessing.connection.Connection) -> Iterator[Made]:
+    def _received(self, line: multiprocessing.connection.Connection) -> Generator[Made, None, bool]:
         """The updates that come over a connection. Returns whether that was all, or the worker is lost."""
         number = 0
         with line, contextlib.suppress(EOFError, OSError):
