@@ -1,5 +1,6 @@
 """A visitor of the classroom without a browser, and what it measures."""
 
+import itertools
 import json
 import random
 import re
@@ -53,7 +54,9 @@ class PageWithoutBrowser:
             raise ConnectionError("the page has no kernel")
         self._session, self._counts = uuid.uuid4().hex, dict[str, list]()
         self._socket = websocket.create_connection(
-            f"ws://127.0.0.1:{port}/api/kernels/{kernel[1]}/channels?session_id={self._session}", timeout=LONGEST
+            f"ws://127.0.0.1:{port}/api/kernels/{kernel[1]}/channels?session_id={self._session}",
+            timeout=LONGEST,
+            subprotocols=["v1.kernel.websocket.jupyter.org"],
         )
         self.status, self.k = "", 0
         self._widgets = self._read_widgets()
@@ -92,7 +95,7 @@ class PageWithoutBrowser:
         queued: float | None = None
         while time.monotonic() - began < LONGEST:
             content = self._ask()
-            if "waiting for" in self.status and queued is None:
+            if "place " in self.status and queued is None:
                 queued = time.monotonic()
             if "classroom is full" in self.status:
                 self._figures.count("refused")
@@ -152,18 +155,19 @@ class PageWithoutBrowser:
 
     def _send(self, kind: str, content: dict, metadata: dict | None = None) -> None:
         header = {"msg_id": uuid.uuid4().hex, "msg_type": kind, "session": self._session, "username": "", "date": ""}
-        message = {"header": header | {"version": "5.3"}, "parent_header": {}, "metadata": metadata or {}}
-        self._socket.send(json.dumps(message | {"content": content, "channel": "shell", "buffers": []}))
+        parts = ["shell", *map(json.dumps, (header | {"version": "5.3"}, {}, metadata or {}, content))]
+        bodies = [part.encode() for part in parts]
+        offsets = list(itertools.accumulate(map(len, bodies), initial=8 * (len(bodies) + 2)))
+        numbers = struct.pack(f"<{len(offsets) + 1}Q", len(offsets), *offsets)
+        self._socket.send_binary(numbers + b"".join(bodies))
 
     def _hear(self) -> dict:
         """The next message of the kernel, without its buffers. Keeps what the status line says."""
         received = self._socket.recv()
-        if isinstance(received, bytes):
-            [count] = struct.unpack_from("!I", received)
-            first, second, *_ = (*struct.unpack_from(f"!{count}I", received, 4), len(received))
-            received = received[first:second].decode()
-        message = json.loads(received)
-        content = message.get("content", {})
+        [count] = struct.unpack_from("<Q", received)
+        offsets = struct.unpack_from(f"<{count}Q", received, 8)
+        header, content = (json.loads(received[offsets[i] : offsets[i + 1]]) for i in (1, 4))
+        message = {"header": header, "content": content}
         if content.get("comm_id") == getattr(self, "_widgets", {}).get("status"):
             self.status = content.get("data", {}).get("state", {}).get("value", self.status)
         return message

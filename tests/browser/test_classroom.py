@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
+import random
 import re
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import urllib.request
 
 import pandas as pd
 import pytest
+import websocket
 from events import is_running
 from lab_page import SCREENSHOTS, Lab, free_port, listens, until
 
@@ -156,6 +158,25 @@ def status_of(address: str) -> int:
             return answer.status
     except urllib.error.HTTPError as error:
         return error.code
+
+
+def test_messages_on_which_a_server_would_hang(classroom):
+    server = classroom("--trainers=1")
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/", timeout=60) as answer:
+        kernel = re.search(r'"kernelId": "([^"]+)"', answer.read().decode())[1]
+    address = f"ws://127.0.0.1:{server.port}/api/kernels/{kernel}/channels"
+    with pytest.raises(websocket.WebSocketBadStatusException, match="400"):
+        websocket.create_connection(address)  # without the protocol by which Voila reads
+    rng = random.Random(0)
+    hostile = [b"", b"\xff" * 8, b"\xff" * 1000, (3).to_bytes(8, "little") + b"\xff" * 24, bytes(2**21), "text"]
+    hostile += [rng.randbytes(rng.randrange(200)) for _ in range(100)]
+    hostile += [(6).to_bytes(8, "little") + rng.randbytes(48) for _ in range(100)]
+    for message in hostile:
+        line = websocket.create_connection(address, subprotocols=["v1.kernel.websocket.jupyter.org"], timeout=60)
+        with contextlib.suppress(OSError, websocket.WebSocketException):
+            line.send(message, 1 if isinstance(message, str) else 2)
+        line.close(timeout=0.1)
+    assert status_of(f"http://127.0.0.1:{server.port}/") == 200
 
 
 def test_visitors_need_the_token_and_reach_nothing_else(classroom, browser):

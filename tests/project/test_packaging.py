@@ -34,7 +34,8 @@ LAB_MODULES = ("ipywidgets", "matplotlib", "PIL", "tqdm")  # one of them is impo
 ON_DEMAND = {
     ("__main__.py",): {"distributed"},
     ("lab", "course.py"): {"distributed"},
-    ("lab", "classroom", "server.py"): {"distributed", "voila"},
+    ("lab", "classroom", "page_socket.py"): {"tornado", "voila"},
+    ("lab", "classroom", "server.py"): {"distributed"},
     ("lab", "experiments", "stream.py"): {"distributed"},
     ("lab", "experiments", "worker.py"): {"distributed"},
     ("auditing", "pytest_plugin.py"): {"pytest"},

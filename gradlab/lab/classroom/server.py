@@ -61,7 +61,7 @@ def _trainers(asked: argparse.Namespace) -> tuple[list[RunTrainer], str]:
 
 
 def _serve(asked: argparse.Namespace, token: str) -> None:
-    from voila.app import Voila
+    from gradlab.lab.classroom.page_socket import ClassroomApp
 
     options = [
         str(course_folder() / "app" / "lab.ipynb"),
@@ -75,7 +75,7 @@ def _serve(asked: argparse.Namespace, token: str) -> None:
         f"--MappingKernelManager.cull_interval={LOOK_SECONDS}",
         "--KernelManager.autorestart=False",  # one that ends has been released
     ]
-    Voila.launch_instance(options + ["--no-browser"] * asked.no_browser)
+    ClassroomApp.launch_instance(options + ["--no-browser"] * asked.no_browser)
 
 
 def _sentence(asked: argparse.Namespace, trainers: int, token: str) -> str:

@@ -1,0 +1,47 @@
+"""The socket between a page and its kernel, closed to messages on which the server would hang.
+
+Voila reads each message of a kernel by the first version of Jupyter's protocol, and Jupyter reads a page's message by
+the number of parts that it claims to have. A page that asks for no protocol, or claims to have 2**63 parts, would
+occupy the server for all visitors.
+"""
+
+from typing import Any
+
+from tornado.web import HTTPError
+from voila.app import Voila
+from voila.tornado.kernel_websocket_handler import VoilaKernelWebsocketHandler
+
+PROTOCOL = "v1.kernel.websocket.jupyter.org"
+PARTS, BYTES = 64, 2**20  # a message of a lab has about 7 parts and 1 KiB
+
+
+def is_plausible(message: object) -> bool:
+    """Whether a page's message has no more parts and bytes than a lab's."""
+    if not isinstance(message, bytes) or not 8 <= len(message) <= BYTES:
+        return False
+    return 3 <= int.from_bytes(message[:8], "little") <= PARTS
+
+
+class PageSocket(VoilaKernelWebsocketHandler):
+    """Voila's socket, for messages that are plausible."""
+
+    async def get(self, *arguments: Any, **more: Any) -> None:
+        if PROTOCOL not in self.request.headers.get("Sec-WebSocket-Protocol", ""):
+            raise HTTPError(400, f"the page must speak {PROTOCOL}")
+        await super().get(*arguments, **more)
+
+    def on_message(self, message: object) -> None:
+        if is_plausible(message):
+            super().on_message(message)
+        else:
+            self.close(1007, "not a message of a lab")
+
+
+class ClassroomApp(Voila):
+    """Voila with this socket."""
+
+    def init_handlers(self) -> list:
+        return [
+            (each[0], PageSocket, *each[2:]) if each[1] is VoilaKernelWebsocketHandler else each
+            for each in super().init_handlers()
+        ]
