@@ -20,11 +20,12 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.classroom.page import LONGEST, Figures, PageWithoutBrowser
 
+LATE_SECONDS = 30  # after the end, in which visitors finish what they do
 COME_SECONDS, LEFT_SECONDS = 60, 60  # in which all visitors come; after which nothing of them should be left
 PLAIN = "import gradlab\n_ = gradlab.setup(towers=2, seed=0)\nlab = gradlab.AccumulationLab()\nlab"
 
@@ -115,7 +116,7 @@ def _start(port: int, voila: bool, folder: str) -> subprocess.Popen:
         time.sleep(0.2)
 
 
-def measure(visitors: int, minutes: float, pages: int, voila: bool, say: Callable[..., None] = print) -> dict:
+def measure(visitors: int, minutes: float, pages: int, voila: bool) -> dict:
     """Runs the load test.
 
     Returns:
@@ -134,14 +135,15 @@ def measure(visitors: int, minutes: float, pages: int, voila: bool, say: Callabl
             waits = [COME_SECONDS * number / visitors for number in range(visitors - pages)]
             works = [(_visit, (port, figures, number, wait, end)) for number, wait in enumerate(waits)]
             works += [(_use_pages, (port, figures, pages, end))] if pages else []
-            threads = [threading.Thread(target=function, args=arguments) for function, arguments in works]
+            threads = [threading.Thread(target=each, args=arguments, daemon=True) for each, arguments in works]
             for thread in threads:
                 thread.start()
             peak = 0.0
-            while any(thread.is_alive() for thread in threads):
+            while any(thread.is_alive() for thread in threads) and time.monotonic() < end + LATE_SECONDS:
                 peak = max(peak, memory_of_tree(process.pid))
                 time.sleep(1)
-                say(f"{end - time.monotonic():.0f} s left, peak {peak:.0f} MiB", end="\r", flush=True)
+            for _ in filter(threading.Thread.is_alive, threads):
+                figures.count("lost: still waits at the end")
             time.sleep(LEFT_SECONDS)
             memory |= {"peak": peak, f"{LEFT_SECONDS} s after all left": memory_of_tree(process.pid)}
         finally:
