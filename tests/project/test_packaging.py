@@ -34,7 +34,7 @@ LAB_MODULES = ("ipywidgets", "matplotlib", "PIL", "tqdm")  # one of them is impo
 ON_DEMAND = {
     ("__main__.py",): {"distributed"},
     ("lab", "course.py"): {"distributed"},
-    ("lab", "classroom", "page_socket.py"): {"tornado", "voila"},
+    ("lab", "classroom", "page_socket.py"): {"jupyter-server", "tornado", "voila"},
     ("lab", "classroom", "server.py"): {"distributed"},
     ("lab", "experiments", "stream.py"): {"distributed"},
     ("lab", "experiments", "worker.py"): {"distributed"},

@@ -1,13 +1,18 @@
-"""The socket between a page and its kernel, closed to messages on which the server would hang.
+"""The socket between a page and its kernel, closed to messages on which the server would hang; and a page's farewell.
 
 Voila reads each message of a kernel by the first version of Jupyter's protocol, and Jupyter reads a page's message by
 the number of parts that it claims to have. A page that asks for no protocol, or claims to have 2**63 parts, would
 occupy the server for all visitors.
+
+A page that is closed or reloaded says so with a request that outlives it (charts.js), and its kernel ends at once.
 """
 
 from typing import Any
 
-from tornado.web import HTTPError
+from jupyter_core.utils import ensure_async
+from jupyter_server.base.handlers import JupyterHandler
+from jupyter_server.utils import url_path_join
+from tornado.web import HTTPError, authenticated
 from voila.app import Voila
 from voila.tornado.kernel_websocket_handler import VoilaKernelWebsocketHandler
 
@@ -37,11 +42,24 @@ class PageSocket(VoilaKernelWebsocketHandler):
             self.close(1007, "not a message of a lab")
 
 
+class Farewell(JupyterHandler):
+    """Ends a kernel. Who knows its name, which nobody can guess, is its page."""
+
+    def check_xsrf_cookie(self) -> None:
+        """Nothing: a page that is going away can send no header."""
+
+    @authenticated
+    async def post(self, kernel: str) -> None:
+        if kernel in self.kernel_manager:
+            await ensure_async(self.kernel_manager.shutdown_kernel(kernel, now=True))
+
+
 class ClassroomApp(Voila):
-    """Voila with this socket."""
+    """Voila with these two."""
 
     def init_handlers(self) -> list:
-        return [
+        farewell = url_path_join(self.server_url, r"/classroom/farewell/(\w+-\w+-\w+-\w+-\w+)"), Farewell
+        return [farewell] + [
             (each[0], PageSocket, *each[2:]) if each[1] is VoilaKernelWebsocketHandler else each
             for each in super().init_handlers()
         ]

@@ -200,6 +200,12 @@ function chips(model, hidden, changed) {
   return { list, table, update };
 }
 
+/** Tell a classroom's server that its page is going away; in JupyterLab, a page that comes back finds its run. */
+function leave() {
+  const config = JSON.parse(document.getElementById("jupyter-config-data")?.textContent ?? "{}");
+  if (config.kernelId) navigator.sendBeacon(`${config.baseUrl ?? "/"}classroom/farewell/${config.kernelId}`);
+}
+
 function showCharts({ model, el: root }) {
   const page = crypto.getRandomValues(new Uint32Array(2)).join("-"); // the name of this view of the widget
   const known = {
@@ -314,7 +320,6 @@ function showCharts({ model, el: root }) {
   model.on("msg:custom", take);
   model.on("change:news", ask);
   document.addEventListener("visibilitychange", ask);
-  const leave = () => model.send({ leave: true });
   addEventListener("pagehide", leave);
   const watched = new IntersectionObserver(look);
   const resized = new ResizeObserver(redraw);

@@ -207,10 +207,6 @@ class Session:
         if "ask" in message:
             self._front.answer(message)
             return
-        if "leave" in message and hasattr(self._executor, "leave"):  # elsewhere a page that is reloaded finds its run
-            self.runner.stop()
-            self._executor.leave()
-            return
         with self.runner.guard:
             if "seen" in message and not self._begun and self.panel.rerun.value:
                 self.start()
