@@ -32,6 +32,7 @@ EXTRAS = {
         *("matplotlib", "packaging", "pandas", "tqdm", "traitlets"),
     ),
     "cluster": ("distributed",),
+    "app": ("tornado", "voila"),
 }
 
 

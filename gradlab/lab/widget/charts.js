@@ -200,10 +200,10 @@ function chips(model, hidden, changed) {
   return { list, table, update };
 }
 
-/** Tell a classroom's server that its page is going away; in JupyterLab, a page that comes back finds its run. */
+/** Tell a classroom's server that its page goes away. */
 function leave() {
-  const config = JSON.parse(document.getElementById("jupyter-config-data")?.textContent ?? "{}");
-  if (config.kernelId) navigator.sendBeacon(`${config.baseUrl ?? "/"}classroom/farewell/${config.kernelId}`);
+  const { kernelId, baseUrl } = JSON.parse(document.getElementById("jupyter-config-data")?.textContent ?? "{}");
+  if (kernelId) navigator.sendBeacon(`${baseUrl}classroom/farewell/${kernelId}`);
 }
 
 function showCharts({ model, el: root }) {
@@ -264,14 +264,13 @@ function showCharts({ model, el: root }) {
     asked = null;
     lost.hidden = false;
     lost.textContent = "No answer from the kernel for 10 seconds: it is busy with a cell, was restarted, or is gone. " +
-      "After a restart, run the cell again, or reload a page without cells.";
+      "After a restart, run the cell again, or reload the page.";
   }
 
-  /** Let the browser save a file that Python made. */
   function save(name, { buffer, byteOffset, byteLength }) {
     const address = URL.createObjectURL(new Blob([buffer.slice(byteOffset, byteOffset + byteLength)]));
     el("a", { href: address, download: name }).click();
-    setTimeout(() => URL.revokeObjectURL(address), PATIENCE); // the browser has begun by then
+    setTimeout(() => URL.revokeObjectURL(address), PATIENCE);
   }
 
   function take(content, buffers) {
