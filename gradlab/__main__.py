@@ -32,7 +32,7 @@ EXTRAS = {
         *("matplotlib", "packaging", "pandas", "tqdm", "traitlets"),
     ),
     "cluster": ("distributed",),
-    "app": ("tornado", "voila"),
+    "app": ("jupyter_server", "tornado", "voila"),
 }
 
 

@@ -37,8 +37,8 @@ def _visit(port: int, figures: Figures, seed: int, wait: float, end: float) -> N
     while time.monotonic() < end:
         visitor = None
         try:
-            visitor = PageWithoutBrowser(port, figures, rng)
-            after = visitor.live(end)
+            visitor = PageWithoutBrowser(port, figures, rng, end)
+            after = visitor.live()
             figures.count(after)
             if after == "leave":
                 time.sleep(rng.uniform(5, 20))
@@ -70,9 +70,9 @@ def _use_pages(port: int, figures: Figures, pages: int, end: float) -> None:
             labs.append(lab_page.Lab(page))
         while time.monotonic() < end:
             for lab in labs:
-                before, began = lab.root.locator(".gradlab-one-update").first.inner_text(), time.monotonic()
+                before, began = lab.root.locator(".gradlab-added").first.inner_text(), time.monotonic()
                 lab.press("accumulation_steps", random.choice(["ArrowRight", "ArrowLeft", "PageUp"]))
-                while lab.root.locator(".gradlab-one-update").first.inner_text() == before:
+                while lab.root.locator(".gradlab-added").first.inner_text() == before:
                     if time.monotonic() - began > 5:
                         break  # the slider was at its end
                 else:

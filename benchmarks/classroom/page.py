@@ -42,16 +42,18 @@ class PageWithoutBrowser:
         port: the server's port.
         figures: where to put what it measures.
         rng: chooses what it does.
+        end: when it stops waiting, by `time.monotonic`.
     """
 
-    def __init__(self, port: int, figures: Figures, rng: random.Random):
-        self._figures, self._rng = figures, rng
+    def __init__(self, port: int, figures: Figures, rng: random.Random, end: float):
+        self._figures, self._rng, self._end, self._port = figures, rng, end, port
         began = time.monotonic()
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=LONGEST) as answer:
             page = answer.read().decode()
         kernel = re.search(r'"kernelId": "([^"]+)"', page)
         if kernel is None:
             raise ConnectionError("the page has no kernel")
+        self._kernel = kernel[1]
         self._session, self._counts = uuid.uuid4().hex, dict[str, list]()
         self._socket = websocket.create_connection(
             f"ws://127.0.0.1:{port}/api/kernels/{kernel[1]}/channels?session_id={self._session}",
@@ -64,9 +66,9 @@ class PageWithoutBrowser:
         figures.add("page to usable lab", time.monotonic() - began)
         self._first_point(began, "page to first point")
 
-    def live(self, until: float) -> str:
-        """Uses the lab until a time, or until it reloads the page or leaves: returns "time", "reload" or "leave"."""
-        while time.monotonic() < until:
+    def live(self) -> str:
+        """Uses the lab until the end, or until it reloads the page or leaves: returns "time", "reload" or "leave"."""
+        while time.monotonic() < self._end:
             action = self._rng.choices(["move", "run", "pin", "look", "reload", "leave"], [10, 3, 1, 4, 1, 0.3])[0]
             if action in ("reload", "leave"):
                 return action
@@ -87,13 +89,16 @@ class PageWithoutBrowser:
         return "time"
 
     def close(self) -> None:
-        """Closes the socket, as a page does that is closed, reloaded or killed."""
+        """Closes the socket. Four of five times it says farewell first, as a page does that is not killed."""
+        if self._rng.random() < 0.8:
+            farewell = f"http://127.0.0.1:{self._port}/classroom/farewell/{self._kernel}"
+            urllib.request.urlopen(farewell, b"", timeout=LONGEST).close()
         self._socket.close()
 
     def _first_point(self, began: float, name: str, k: int | None = None) -> None:
         """Asks until a run with this k shows its first update."""
         queued: float | None = None
-        while time.monotonic() - began < LONGEST:
+        while time.monotonic() < min(began + LONGEST, self._end):
             content = self._ask()
             if "place " in self.status and queued is None:
                 queued = time.monotonic()
@@ -107,11 +112,11 @@ class PageWithoutBrowser:
                     self._figures.add("of it in the queue", time.monotonic() - queued)
                 return
             time.sleep(0.05)
-        self._figures.count("lost")
+        self._figures.count("lost" if time.monotonic() < self._end else "in the queue at the end")
 
     def _read_for(self, seconds: float) -> None:
         """Asks as a page does while a run is under way."""
-        end = time.monotonic() + seconds
+        end = min(time.monotonic() + seconds, self._end)
         while time.monotonic() < end:
             self._ask()
             time.sleep(0.1)
