@@ -33,7 +33,6 @@ class AutoSteps:
         say: Callable[[str], None],
     ):
         self._model, self._made, self._update, self._size, self._say = model, made, update, size, say
-        self._data: Any = None
         self._specs: Any = None
         self._compiled: Callable | None = None
 
@@ -63,7 +62,7 @@ class AutoSteps:
         strategy = self._model.distribute_strategy
         if self._model.run_eagerly or strategy.num_replicas_in_sync > 1 or not isinstance(data, tf.data.Iterator):
             return self._made(iter([batch]))
-        if data is not self._data and (self._compiled is None or data.element_spec != self._specs):
+        if self._compiled is None or data.element_spec != self._specs:
             self._specs = data.element_spec
             signature = keras.tree.map_structure(
                 lambda spec: None if isinstance(spec, tf.OptionalSpec) else spec, self._specs
@@ -71,6 +70,4 @@ class AutoSteps:
             self._compiled = tf.function(
                 lambda batch: strategy.run(self._model.train_step, args=(batch,)), autograph=False
             ).get_concrete_function(signature)
-        self._data = data  # comparing types takes as long as a small update
-        assert self._compiled is not None
         return self._compiled(batch)
