@@ -59,6 +59,28 @@ def rows_of(tensor: Any, rows: slice, axis: int = 0) -> Any:
     return tensor[(slice(None),) * axis + (rows,)]
 
 
+def spread_rows(batch: Any, number: tf.Tensor) -> Any:
+    """Some examples, spread over the batch, because neighbors are often alike; of sparse tensors the first ones."""
+    if any(isinstance(tensor, tf.SparseTensor) for tensor in tensors_of(batch)):
+        return map_tensors(lambda tensor: rows_of(tensor, slice(0, number)), batch)
+    rows = tf.range(tf.cast(number, tf.int64)) * tf.cast(examples_of(batch), tf.int64) // tf.cast(number, tf.int64)
+    return map_tensors(lambda tensor: tf.gather(tensor, rows), batch)
+
+
+def unequal_weights(weights: Any) -> Any:
+    """Sample weights that change from example to example as well, unless all are equal."""
+
+    def vary(tensor):
+        if not isinstance(tensor, tf.Tensor) or not tensor.dtype.is_floating:
+            return tensor
+        shape = tf.shape(tensor)
+        factors = 1 + 0.2 * tf.sin(7 * tf.cast(tf.range(shape[0]), tensor.dtype))
+        varied = tensor * tf.reshape(factors, tf.concat([shape[:1], tf.ones_like(shape[1:])], 0))
+        return tf.where(tf.reduce_min(tensor) < tf.reduce_max(tensor), varied, tensor)
+
+    return map_tensors(vary, weights)
+
+
 def spec_of(tensor: Any) -> tf.TypeSpec:
     """The type of tensors like this one, or of its type, with any number of examples."""
     shape = None if tensor.shape.rank is None else [None, *tensor.shape[1:]]

@@ -230,9 +230,10 @@ gradlab.setup({})
 strategy = gradlab.cluster.strategy()
 print(type(strategy).__name__, strategy.num_replicas_in_sync, getattr(strategy.cluster_resolver, "task_id", None))
 """
+# The ports follow from the number of the job: two test runs on one machine need different ones.
 SLURM = {
     "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2", "SLURM_STEP_NODELIST": "localhost",
-    "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_JOB_ID": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_JOB_ID": str(os.getpid()),
 }  # fmt: skip
 
 

@@ -97,6 +97,22 @@ def memory_of_tree(pid: int) -> float:
     return total
 
 
+def over_time(seen: list[tuple[float, float]], began: float, end: float) -> dict[str, float]:
+    """The peak, and the medians over the second and the last fifth of the time: what grows shows there.
+
+    Args:
+        seen: (time, MiB).
+        began, end: the time in which visitors were there.
+    """
+
+    def median(fifth: int) -> float:
+        parts = [mebibytes for at, mebibytes in seen if int(5 * (at - began) / (end - began)) == fifth]
+        return statistics.median(parts)
+
+    peak = max(mebibytes for _, mebibytes in seen)
+    return {"peak": peak, "in the second fifth of the time": median(1), "in the last fifth": median(4)}
+
+
 def _start(port: int, voila: bool, folder: str) -> subprocess.Popen:
     if not voila:
         command = [sys.executable, "-m", "gradlab.lab.classroom", "--no-browser", f"--port={port}"]
@@ -138,14 +154,15 @@ def measure(visitors: int, minutes: float, pages: int, voila: bool) -> dict:
             threads = [threading.Thread(target=each, args=arguments, daemon=True) for each, arguments in works]
             for thread in threads:
                 thread.start()
-            peak = 0.0
+            began, seen = time.monotonic(), list[tuple[float, float]]()
             while any(thread.is_alive() for thread in threads) and time.monotonic() < end + LATE_SECONDS:
-                peak = max(peak, memory_of_tree(process.pid))
+                seen.append((time.monotonic(), memory_of_tree(process.pid)))
                 time.sleep(1)
             for _ in filter(threading.Thread.is_alive, threads):
                 figures.count("lost: still waits at the end")
             time.sleep(LEFT_SECONDS)
-            memory |= {"peak": peak, f"{LEFT_SECONDS} s after all left": memory_of_tree(process.pid)}
+            memory |= over_time(seen, began, end)
+            memory[f"{LEFT_SECONDS} s after all left"] = memory_of_tree(process.pid)
         finally:
             process.terminate()
             process.wait(60)

@@ -79,7 +79,7 @@ class PageWithoutBrowser:
             else:
                 began = time.monotonic()
                 if action == "move":
-                    value = self._rng.choice([one for one in range(1, 31) if one != self.k])
+                    value = self.k = self._rng.choice([one for one in range(1, 31) if one != self.k])
                     self._tell("accumulation_steps", {"method": "update", "state": {"value": value}})
                 else:
                     value = self.k

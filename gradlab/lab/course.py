@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import gradlab
 from gradlab import _checks
-from gradlab.lab.experiments.worker import DASK
+from gradlab.lab.experiments.cluster import DASK, Cluster
 
 FIRST_NOTEBOOK = "00_start_here.ipynb"
 PATTERNS = ("*.ipynb", "solutions/*.ipynb", "app/*.ipynb")
@@ -89,7 +89,7 @@ def open_course(
 
     Raises:
         ModuleNotFoundError: JupyterLab is not installed.
-        OSError: there is no scheduler at the address.
+        ConnectionError: there is no scheduler at the address.
         ValueError: `port` is no positive integer.
         OSError: the folder cannot be written to.
     """
@@ -101,9 +101,7 @@ def open_course(
             name="jupyterlab",
         )
     if dask:
-        from distributed import Client
-
-        Client(dask, timeout=10).close()  # a wrong address is an error before JupyterLab starts
+        Cluster(dask).client().close()  # a wrong address is an error before JupyterLab starts
     folder = pathlib.Path(folder).expanduser()
     print(_sentence(folder, _copy(folder)), flush=True)
     command = [

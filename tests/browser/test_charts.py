@@ -207,23 +207,26 @@ COUNT = """() => {
     };
 }"""
 
+TWO_FRAMES = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+
 
 def test_a_lab_that_is_not_seen_asks_for_nothing_and_one_without_a_kernel_says_so(browser, whole_notebooks):
     page = run_notebook(browser, whole_notebooks, "toy.ipynb", "the kernel is free", {"width": 1280, "height": 800})
     lab = Lab(page)
     lab.wait_for("finished")  # it trains by itself
-    assert lab.root.get_attribute("data-state") == "finished"
+    until(lambda: lab.root.get_attribute("data-state") == "finished")
     page.evaluate(COUNT)
     lab.set_budget(1_000_000)
     until(lambda: page.evaluate("window.gradlabAsked") > 3)
     lab.root.evaluate("(lab) => { lab.style.display = 'none'; }")
+    page.evaluate(TWO_FRAMES)  # in which the page notices
     page.wait_for_timeout(500)  # for the questions that are under way
     asked = page.evaluate("window.gradlabAsked")
     page.wait_for_timeout(1000)
     assert page.evaluate("window.gradlabAsked") == asked
     lab.root.evaluate("(lab) => { lab.style.display = ''; }")
     until(lambda: page.evaluate("window.gradlabAsked") > asked)
-    assert lab.root.get_attribute("data-state") == "running"
+    until(lambda: lab.root.get_attribute("data-state") == "running")
     updates = int(lab.root.locator("[data-view=losses]").get_attribute("data-updates"))
     until(lambda: int(lab.root.locator("[data-view=losses]").get_attribute("data-updates")) > updates)
 

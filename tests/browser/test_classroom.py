@@ -15,12 +15,15 @@ import urllib.request
 import pandas as pd
 import pytest
 import websocket
+from dask_processes import DaskProcesses
+from distributed import Client
 from events import is_running
 from jupyter_server.services.kernels.connection.base import serialize_msg_to_ws_v1
-from lab_page import SCREENSHOTS, Lab, free_port, listens, until
+from lab_page import FLAGS, SCREENSHOTS, Lab, chromium_path, free_port, listens, until, until_up
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
+SCROLLS = "(({ scrollHeight, clientHeight }) => scrollHeight > clientHeight)(document.getElementById('rendered_cells'))"
 V1 = "v1.kernel.websocket.jupyter.org"
 
 
@@ -38,7 +41,7 @@ class Classroom:
         command = [sys.executable, "-m", "gradlab.lab.classroom", "--no-browser", f"--port={self.port}", *options]
         with log.open("ab") as file:
             self.process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
-        until(lambda: listens(self.port), self.said)
+        until_up(lambda: listens(self.port), self.process, log)
 
     def said(self) -> str:
         return self.log.read_text()
@@ -93,17 +96,32 @@ def long_run(lab: Lab) -> None:
     until(lambda: re.search(r"update \d+ of 50000", lab.status()), lab.status)
 
 
+def the_busy_one(processes: set[int]) -> int:
+    """The process that computes now, whatever the others have computed before: its processor time grows by a second."""
+
+    def ticks(pid: int) -> int:
+        return int(pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11])
+
+    began = {pid: ticks(pid) for pid in processes}
+    second = os.sysconf("SC_CLK_TCK")
+    until(lambda: any(ticks(pid) - began[pid] >= second for pid in processes))
+    return max(processes, key=lambda pid: ticks(pid) - began[pid])
+
+
 def test_visitors_share_the_trainers_and_leave_nothing_behind(classroom, browser):
     server = classroom("--trainers=1", "--visitors=2", "--examples=1000000000")
     one = server.page(browser)
     one.wait_for("finished")
     one.page.screenshot(path=SCREENSHOTS / "classroom.png")
+    assert not one.page.evaluate(SCROLLS), "all of it must fit in the window"
     one.press("accumulation_steps", "ArrowRight")
     until(lambda: "6 × 20 = 120" in one.text("batch"))
+    until(lambda: "now: k = 6, b = 20: from" in one.words("losses"), one.status)
     one.wait_for("finished")
-    one.press("more")
     with one.page.expect_download() as download:
         one.press("csv")
+    box = one.root.locator(".gradlab-status").bounding_box()
+    assert one.page.evaluate(SCROLLS) and 0 <= box["y"] <= 800 - box["height"], "the status line must stay in sight"
     assert set(pd.read_csv(download.value.path())["run"]) and download.value.suggested_filename == "gradlab-runs.csv"
     one.wait_for("downloaded: gradlab-runs.csv")
 
@@ -130,10 +148,11 @@ def test_a_lost_trainer_and_a_lost_server(classroom, browser):
         each.wait_for("finished")
     before = server.trainers()
     long_run(lab)
-    busy = max(before, key=lambda pid: int(pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11]))
+    busy = the_busy_one(before)
     os.kill(busy, signal.SIGKILL)
     lab.wait_for("a worker was lost: another repeats the run, and goes on")
-    other.press("run")
+    other.press("accumulation_steps", "ArrowRight")
+    until(lambda: "now: k = 6, b = 20: from" in other.words("losses"), other.status)
     other.wait_for("finished")
     until(lambda: len(server.trainers()) == 2)
     assert busy not in server.trainers()
@@ -151,6 +170,108 @@ def test_a_lost_trainer_and_a_lost_server(classroom, browser):
     again.stop()
     for each in (lab, other):
         each.page.context.close()
+
+
+def run_as_soon_as_possible(lab: Lab) -> None:
+    """Press Run after each failure, until a trainer has the run. A press while a run waits would begin another."""
+
+    def is_trained() -> bool:
+        if lab.status().startswith("failed"):
+            lab.press("run")
+        return re.match("running|finished", lab.status()) is not None
+
+    until(is_trained, lab.status)
+
+
+def pids_with(word: str) -> list[int]:
+    """The processes with this word in their command line."""
+    found = []
+    for folder in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if word in (folder / "cmdline").read_text() and is_running(int(folder.name)):
+                found.append(int(folder.name))
+    return found
+
+
+SILENT = """
+import random, sys, time
+from benchmarks.classroom.page import Figures, PageWithoutBrowser
+page = PageWithoutBrowser(int(sys.argv[1]), Figures(), random.Random(0), time.monotonic() + 600)
+print("trains", flush=True)
+page._read_for(600)
+"""
+
+
+def test_a_killed_browser_and_a_lost_network_leave_nothing_behind(classroom, browser):
+    server = classroom("--trainers=1", "--visitors=2", "--examples=1000000000", "--gone=40")
+    killed = browser.browser_type.launch(executable_path=chromium_path(), args=[*FLAGS, "--gradlab-is-killed"])
+    long_run(server.page(killed))
+    lab = server.page(browser)
+    lab.wait_for("waiting for a trainer: place 1 in the queue")
+    for pid in pids_with("--gradlab-is-killed"):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    lab.wait_for("finished")
+
+    command = [sys.executable, "-c", SILENT, str(server.port)]
+    silent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert silent.stdout.readline() == "trains\n"
+        third = server.page(browser)
+        third.wait_for("the classroom is full: it has 2 visitors")
+        silent.send_signal(signal.SIGSTOP)  # its connection stays open, and nobody answers
+        run_as_soon_as_possible(third)
+    finally:
+        silent.kill()
+        silent.communicate()
+    for each in (lab, third):
+        each.page.context.close()
+
+
+def test_an_idle_visitor_is_told_and_released(classroom, browser):
+    server = classroom("--trainers=1", "--idle=3")
+    lab = server.page(browser)
+    lab.wait_for("released after 0.05 minutes without a run: reload the page to go on")
+    lab.page.screenshot(path=SCREENSHOTS / "classroom_idle.png")
+    lab.page.reload()
+    Lab(lab.page).wait_for("finished")
+    lab.page.context.close()
+
+
+def test_a_classroom_on_a_cluster_survives_a_worker_and_the_scheduler(classroom, browser, tmp_path):
+    cluster = DaskProcesses(tmp_path, workers=2)
+    try:
+        server = classroom("--trainers=2", "--examples=1000000000", f"--dask={cluster.address}")
+        lab = server.page(browser)
+        lab.wait_for("finished")
+        assert not server.trainers()
+        long_run(lab)
+        with Client(cluster.address) as client:
+            [busy] = [address for address, keys in client.processing().items() if keys]
+            name = client.scheduler_info()["workers"][busy]["name"]
+        cluster.workers[int(name)].kill()
+        lab.wait_for("a worker was lost: another repeats the run, and goes on")
+        lab.press("run")  # a run of its own is lost once only
+        until(lambda: "of 50000" in lab.status() and "lost" not in lab.status(), lab.status)
+        cluster.stop()
+        lab.wait_for(f"there must be a Dask scheduler at {cluster.address}: it does not answer")
+        cluster.start()
+        run_as_soon_as_possible(lab)
+        lab.press("stop")
+        lab.page.context.close()
+    finally:
+        cluster.stop()
+
+
+def test_what_a_classroom_cannot_start_with():
+    for option, sentence in (
+        ("--visitors=0", "visitors must be a positive integer. Received: 0"),
+        ("--trainers=0", "trainers must be a positive integer. Received: 0"),
+        ("--gone=-1", "gone must be a finite number above 0. Received: -1"),
+        ("--dask=tcp://127.0.0.1:1", "there must be a Dask scheduler at tcp://127.0.0.1:1: it does not answer"),
+    ):
+        done = subprocess.run([sys.executable, "-m", "gradlab.lab.classroom", option], capture_output=True, text=True)
+        assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith(f"gradlab: {sentence}"), done.stderr
 
 
 def status_of(address: str) -> int:

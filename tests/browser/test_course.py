@@ -1,5 +1,6 @@
 """Notebooks of the course in a real JupyterLab, and the lab alone in Voila, as a student opens them."""
 
+import contextlib
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from lab_page import (
     run_notebook,
     set_setting,
     until,
+    until_up,
     use_by_keyboard,
     write_notebook,
 )
@@ -139,7 +141,7 @@ def test_the_lab_alone_through_voila(browser, tmp_path):
     with (tmp_path / "log").open("wb") as log:
         job = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True)
         try:
-            until(lambda: listens(port), lambda: (tmp_path / "log").read_text())
+            until_up(lambda: listens(port), job, tmp_path / "log")
             page = context.new_page()
             page.set_default_timeout(180_000)
             page.goto(f"http://127.0.0.1:{port}/", wait_until="domcontentloaded", timeout=180_000)
@@ -154,5 +156,6 @@ def test_the_lab_alone_through_voila(browser, tmp_path):
             assert other.startswith("127.") or not listens(port, other)
         finally:
             context.close()
-            os.killpg(job.pid, signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(job.pid, signal.SIGTERM)
             job.wait(120)

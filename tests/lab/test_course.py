@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+from distributed import LocalCluster
 from paths import ROOT
 
 from gradlab.lab import course
@@ -145,10 +146,11 @@ def test_a_folder_that_is_a_file_is_refused(copy, tmp_path):
 
 
 PRETENDED = """
-import pathlib, signal, sys, time
-config = [p for p in __import__("os").environ["JUPYTER_CONFIG_PATH"].split(":") if "gradlab" in p][0]
+import os, pathlib, signal, sys, time
+config = [p for p in os.environ["JUPYTER_CONFIG_PATH"].split(":") if "gradlab" in p][0]
 assert "fetchNews" in pathlib.Path(config, "labconfig", "default_setting_overrides.json").read_text()
 pathlib.Path("arguments").write_text("\\n".join(sys.argv[1:]))
+pathlib.Path("cluster").write_text(os.environ.get("GRADLAB_DASK", ""))
 if not pathlib.Path("stay").exists():
     sys.exit(7)
 def stop(*_):
@@ -198,6 +200,17 @@ def test_open_course_copies_says_so_and_runs_jupyterlab(
     course.open_course(folder)
     said = f"2 files copied; 1 file with your changes kept; newer editions of these are in {NEW}\n"
     assert capsys.readouterr().out.endswith(said)
+
+
+def test_labs_of_the_course_train_on_a_cluster(copy, edition, pretended_jupyterlab, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", pretended_jupyterlab)
+    nobody = "tcp://127.0.0.1:1"
+    with pytest.raises(ConnectionError, match=f"^there must be a Dask scheduler at {nobody}: it does not answer"):
+        course.open_course(tmp_path / "copy", dask=nobody)
+    assert not (tmp_path / "copy").exists()
+    with LocalCluster(n_workers=0, processes=False, dashboard_address=None) as cluster:
+        assert course.open_course(tmp_path / "copy", dask=cluster.scheduler_address) == 7
+        assert (tmp_path / "cluster").read_text() == cluster.scheduler_address
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])

@@ -33,11 +33,10 @@ LAB_MODULES = ("ipywidgets", "matplotlib", "PIL", "tqdm")  # one of them is impo
 # Modules that nothing imports unless it is asked for what they need.
 ON_DEMAND = {
     ("__main__.py",): {"distributed"},
-    ("lab", "course.py"): {"distributed"},
+    ("lab", "classroom", "kernels.py"): {"jupyter-server"},
     ("lab", "classroom", "page_socket.py"): {"jupyter-server", "tornado", "voila"},
-    ("lab", "classroom", "server.py"): {"distributed"},
+    ("lab", "experiments", "cluster.py"): {"distributed"},
     ("lab", "experiments", "stream.py"): {"distributed"},
-    ("lab", "experiments", "worker.py"): {"distributed"},
     ("auditing", "pytest_plugin.py"): {"pytest"},
     ("auditing", "trajectory_plot.py"): {"matplotlib"},
 }

@@ -62,6 +62,12 @@ def until(condition, explain=lambda: "", seconds: float = DEADLINE) -> float:
     return time.monotonic() - began
 
 
+def until_up(is_up, process: subprocess.Popen, log: pathlib.Path, seconds: float = DEADLINE) -> None:
+    """Wait until a server is up. Fails at once, with what the server printed, when its process has ended."""
+    until(lambda: is_up() or process.poll() is not None, log.read_text, seconds)
+    assert process.poll() is None, f"the server ended with status {process.returncode}. {log.read_text()}"
+
+
 def free_port() -> int:
     """A TCP port that nothing listens on."""
     with socket.socket() as free:
@@ -147,7 +153,7 @@ def jupyterlab(notebooks: pathlib.Path, home: pathlib.Path):
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
         try:
             address = f"http://127.0.0.1:{port}"
-            until(lambda: answers(address), lambda: (home / "log").read_text())
+            until_up(lambda: answers(address), process, home / "log")
             yield address
         finally:
             process.terminate()
@@ -233,6 +239,7 @@ class Lab:
 
     def press(self, name: str, key: str = "Enter") -> None:
         """Press a key on a button or a control: nothing here uses the mouse."""
+        self.root.locator(f".gradlab-{name}").first.wait_for(state="attached")  # `count` does not wait
         button = self.root.locator(f"button.gradlab-{name}")
         target = self.seen(button) if button.count() else self.control(name)
         target.focus()

@@ -3,13 +3,14 @@
 A visitor is a process with a lab. It asks for a run; when its turn comes, a trainer calls the lab back and sends it the
 updates (gradlab.lab.experiments.stream). A visitor has one run at a time, and the trainers go round among the visitors:
 
-    turn = waiting run of the visitor that was served least recently
+    next = waiting run of the visitor that was served least recently
+
+A new visitor, or one who reloads the page, goes to the end of the queue.
 
 A trainer that is lost is replaced, and its run is the next one to be trained, once.
 """
 
 import contextlib
-import itertools
 import multiprocessing
 import multiprocessing.connection
 import secrets
@@ -37,7 +38,7 @@ class _Visitor:
         has_asked: whether it has asked for a run.
         is_served: whether a trainer has a run of it.
         used: when it last asked for a run, or a run ended.
-        turn: the number of its last turn.
+        turn: the number of its last turn, or of the last one of all when it first asked.
     """
 
     line: Line
@@ -82,7 +83,7 @@ class Hub:
         self._changed = threading.Condition()
         self._visitors: set[_Visitor] = set()
         self._waiting: list[_Job] = []
-        self._turns = itertools.count(1)
+        self._turns = 0
         self._is_closed = False
         self._start(self._accept)
         self._start(self._release_idle)
@@ -149,7 +150,9 @@ class Hub:
             except ValueError as error:
                 job.visitor.tell("over", job.number, error)
                 return
-            job.visitor.has_asked, job.visitor.used = True, time.monotonic()
+            if not job.visitor.has_asked:
+                job.visitor.has_asked, job.visitor.turn = True, self._turns
+            job.visitor.used = time.monotonic()
             self._waiting.append(job)
             self._tell_places()
             self._changed.notify_all()
@@ -173,7 +176,8 @@ class Hub:
             if self._is_closed:
                 return None
             job = self._waiting.pop(0)
-            job.visitor.turn, job.visitor.is_served, job.tries = next(self._turns), True, job.tries + 1
+            self._turns += 1
+            job.visitor.turn, job.visitor.is_served, job.tries = self._turns, True, job.tries + 1
             self._tell_places()
             return job
 
@@ -181,6 +185,7 @@ class Hub:
         """Gives a trainer one run after another."""
         while (job := self._next()) is not None:
             job.visitor.tell("place", job.number, 0)
+            failed: Exception | None = None
             try:
                 trainer.train(job.work)
             except LostTrainer:
@@ -190,8 +195,10 @@ class Hub:
                         self._tell_places()
                         self._changed.notify_all()
                         continue
+            except Exception as error:  # the trainer continues with the next run
+                failed = error
             job.visitor.is_served, job.visitor.used = False, time.monotonic()
-            job.visitor.tell("over", job.number, None)
+            job.visitor.tell("over", job.number, failed)
         trainer.close()
 
     def _release_idle(self) -> None:

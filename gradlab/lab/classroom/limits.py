@@ -17,17 +17,19 @@ class Limits:
         examples: the most examples that a run may use, over all seeds.
         seconds: the longest training time of a run, over all seeds, if its budget is a time.
         idle: the seconds without a run after which a visitor is released.
+        gone: the seconds without an answer from a visitor's page after which the visitor is released.
     """
 
     visitors: int = 30
     examples: int = 10_000_000
     seconds: float = 60.0
     idle: float = 1800.0
+    gone: float = 45.0
 
     def __post_init__(self) -> None:
         for name in ("visitors", "examples"):
             _checks.positive_integer(name, getattr(self, name))
-        for name in ("seconds", "idle"):
+        for name in ("seconds", "idle", "gone"):
             _checks.positive_number(name, getattr(self, name))
 
     def check(self, text: str) -> Experiment:

@@ -4,19 +4,23 @@ Voila reads each message of a kernel by the first version of Jupyter's protocol,
 the number of parts that it claims to have. A page that asks for no protocol, or claims to have 2**63 parts, would
 occupy the server for all visitors.
 
-A page that is closed or reloaded says so with a request that outlives it (charts.js), and its kernel ends at once.
+A page that is closed or reloaded says so with a request that outlives it (charts.js), and its kernel ends at once. The
+server also pings every page. The kernel of a page that stops answering ends after the seconds of the setting `GONE`.
 """
 
-from typing import Any
+from collections import Counter
+from typing import Any, ClassVar
 
 from jupyter_core.utils import ensure_async
 from jupyter_server.base.handlers import JupyterHandler
 from jupyter_server.utils import url_path_join
+from tornado.ioloop import IOLoop
 from tornado.web import HTTPError, authenticated
 from voila.app import Voila
 from voila.tornado.kernel_websocket_handler import VoilaKernelWebsocketHandler
 
 PROTOCOL = "v1.kernel.websocket.jupyter.org"
+GONE = "gradlab_gone_seconds"
 PARTS, BYTES = 64, 2**20  # a message of a lab has about 7 parts and 1 KiB
 
 
@@ -28,12 +32,37 @@ def is_plausible(message: object) -> bool:
 
 
 class PageSocket(VoilaKernelWebsocketHandler):
-    """Voila's socket, for messages that are plausible."""
+    """Voila's socket, for plausible messages only. A kernel without an open socket ends after a while."""
+
+    pages: ClassVar[Counter[str]] = Counter()  # the open sockets of each kernel
+
+    @property
+    def ping_interval(self) -> float:
+        """The milliseconds between two pings. Two of them fit in half of `GONE`, so one may get lost."""
+        return 250 * self.settings[GONE]
+
+    @property
+    def ping_timeout(self) -> float:
+        return 1.5 * self.ping_interval
 
     async def get(self, *arguments: Any, **more: Any) -> None:
         if PROTOCOL not in self.request.headers.get("Sec-WebSocket-Protocol", ""):
             raise HTTPError(400, f"the page must speak {PROTOCOL}")
         await super().get(*arguments, **more)
+
+    async def open(self, *arguments: Any, **more: Any) -> None:
+        self.pages[self.kernel_id] += 1
+        await super().open(*arguments, **more)
+
+    def on_close(self) -> None:
+        super().on_close()
+        self.pages[self.kernel_id] -= 1
+        IOLoop.current().call_later(self.settings[GONE] / 4, self._end_if_gone)
+
+    async def _end_if_gone(self) -> None:
+        if self.pages[self.kernel_id] == 0:
+            del self.pages[self.kernel_id]
+            await end(self.kernel_manager, self.kernel_id)
 
     def on_message(self, message: object) -> None:
         if is_plausible(message):
@@ -50,8 +79,13 @@ class Farewell(JupyterHandler):
 
     @authenticated
     async def post(self, kernel: str) -> None:
-        if kernel in self.kernel_manager:
-            await ensure_async(self.kernel_manager.shutdown_kernel(kernel, now=True))
+        await end(self.kernel_manager, kernel)
+
+
+async def end(kernels: Any, kernel: str) -> None:
+    """Ends a kernel, if it has not ended yet."""
+    if kernel in kernels:
+        await ensure_async(kernels.shutdown_kernel(kernel, now=True))
 
 
 class ClassroomApp(Voila):

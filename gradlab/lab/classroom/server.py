@@ -3,26 +3,26 @@
     python -m gradlab.lab.classroom --trainers 2 --visitors 30
 
 Voila gives each visitor a kernel, which does not import TensorFlow. A few kernels are started before visitors come. One
-whose page is gone is ended within GONE_SECONDS, and with it its run.
+whose page is gone is ended (gradlab.lab.classroom.page_socket), and with it its run.
 """
 
 import argparse
 import importlib.util
+import math
 import os
 import secrets
 import socket
 import sys
 from collections.abc import Sequence
 
-from gradlab import runtime
+from gradlab import _checks, runtime
 from gradlab.lab.classroom.hub import Hub
 from gradlab.lab.classroom.limits import Limits
 from gradlab.lab.classroom.trainer import DaskTrainer, RunTrainer, TrainerProcess
 from gradlab.lab.classroom.visitor import HUB
 from gradlab.lab.course import course_folder
-from gradlab.lab.experiments.stream import host_for
+from gradlab.lab.experiments.cluster import Cluster
 
-GONE_SECONDS, LOOK_SECONDS = 30, 10  # a page may be gone so long; and how often Voila looks
 READY_KERNELS = 3
 SETUP = {"towers": 2, "seed": 0}  # of trainers; `gradlab.lab.classroom.lab` sets a single process up alike
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -37,8 +37,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = _parser().parse_args(arguments)
     if importlib.util.find_spec("voila") is None:
         sys.exit('gradlab: a classroom needs the extra "app": pip install "gradlab[lab,app]". Received: no voila')
-    limits = Limits(asked.visitors, asked.examples, asked.seconds, asked.idle)
-    trainers, listen = _trainers(asked)
+    try:
+        _checks.positive_integer("trainers", asked.trainers)
+        limits = Limits(asked.visitors, asked.examples, asked.seconds, asked.idle, asked.gone)
+        trainers, listen = _trainers(asked)
+    except (ValueError, OSError) as error:
+        sys.exit(f"gradlab: {error}")
     hub = Hub(trainers, limits)
     host, port = hub.address
     os.environ[HUB] = f"{host} {port} {hub.key.hex()} {listen}"
@@ -54,14 +58,15 @@ def _trainers(asked: argparse.Namespace) -> tuple[list[RunTrainer], str]:
     """The trainers, and the address at which they find this machine."""
     if not asked.dask:
         return [TrainerProcess(SETUP) for _ in range(asked.trainers)], "127.0.0.1"
-    from distributed import Client
-
-    client = Client(asked.dask, timeout=10)
-    return [DaskTrainer(client, SETUP) for _ in range(asked.trainers)], host_for(client)
+    if importlib.util.find_spec("distributed") is None:
+        raise ValueError('--dask needs the extra "cluster": pip install "gradlab[cluster]". Received: no distributed')
+    cluster = Cluster(asked.dask)
+    cluster.client()  # a wrong address is an error before anything starts
+    return [DaskTrainer(cluster, SETUP) for _ in range(asked.trainers)], cluster.listen
 
 
 def _serve(asked: argparse.Namespace, token: str) -> None:
-    from gradlab.lab.classroom.page_socket import ClassroomApp
+    from gradlab.lab.classroom.page_socket import GONE, ClassroomApp
 
     options = [
         str(course_folder() / "app" / "lab.ipynb"),
@@ -71,11 +76,14 @@ def _serve(asked: argparse.Namespace, token: str) -> None:
         f"--theme={asked.theme}",
         "--preheat_kernel=True",
         f"--pool_size={READY_KERNELS}",
-        f"--MappingKernelManager.cull_idle_timeout={GONE_SECONDS}",
-        f"--MappingKernelManager.cull_interval={LOOK_SECONDS}",
+        # `Kernels` ends those whose page was never opened, and `PageSocket` all others.
+        "--VoilaConfiguration.multi_kernel_manager_class=gradlab.lab.classroom.kernels.Kernels",
+        f"--MappingKernelManager.cull_idle_timeout={math.ceil(asked.gone)}",
+        f"--MappingKernelManager.cull_interval={math.ceil(asked.gone / 3)}",
         "--KernelManager.autorestart=False",  # one that ends has been released
     ]
-    ClassroomApp.launch_instance(options + ["--no-browser"] * asked.no_browser)
+    options += ["--no-browser"] * asked.no_browser
+    ClassroomApp.launch_instance(options, tornado_settings={GONE: asked.gone})
 
 
 def _sentence(asked: argparse.Namespace, trainers: int, token: str) -> str:
@@ -101,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--seconds", type=float, default=Limits.seconds, help="longest training time of a run (default: %(default)g)")
     add("--examples", type=int, default=Limits.examples, help="most examples of a run (default: %(default)s)")
     add("--idle", type=float, default=Limits.idle, help="idle seconds before a release (default: %(default)g)")
+    add("--gone", type=float, default=Limits.gone, help="seconds until a silent page is ended (default: %(default)g)")
     add("--dask", metavar="ADDRESS", help="train on the Dask cluster with this scheduler")
     add("--theme", choices=("light", "dark"), default="light", help="(default: %(default)s)")
     add("--no-browser", action="store_true", help="do not open a web browser")

@@ -6,6 +6,7 @@ import multiprocessing.connection
 from typing import Any, Protocol
 
 from gradlab.lab.experiments import worker
+from gradlab.lab.experiments.cluster import Cluster
 from gradlab.lab.experiments.stream import train_and_send
 
 
@@ -21,6 +22,7 @@ class RunTrainer(Protocol):
 
         Raises:
             LostTrainer: the trainer ended. The next call goes to a new one.
+            ConnectionError: there is no trainer now.
         """
 
     def close(self) -> None:
@@ -71,16 +73,17 @@ class DaskTrainer:
     """A share of a Dask cluster: one run at a time. Dask itself repeats the run of a lost worker.
 
     Args:
-        client: a client of the cluster.
+        cluster: the cluster.
         setup: the arguments of `gradlab.setup` for the workers.
     """
 
-    def __init__(self, client: Any, setup: dict[str, Any]):
-        self._client, self._setup = client, setup
+    def __init__(self, cluster: Cluster, setup: dict[str, Any]):
+        self._cluster, self._setup = cluster, setup
 
     def train(self, work: tuple) -> None:
+        client = self._cluster.client()
         try:
-            self._client.submit(train_and_send, *work[:-1], self._setup, pure=False).result()
+            client.submit(train_and_send, *work[:-1], self._setup, pure=False).result()
         except Exception as error:
             raise LostTrainer from error
 

@@ -69,7 +69,7 @@ class Visitor:
         self._send("run", number, work)
         return job
 
-    def leave(self) -> None:
+    def shutdown(self) -> None:
         """Gives the place in the classroom and in the queue to others."""
         self._send("leave", 0, ())
 

@@ -111,7 +111,10 @@ class There:
     def __iter__(self) -> Iterator[Made]:
         with _Calls(host_for(self._executor)) as calls:
             work = calls.address, calls.key, self._experiment.to_json(), runtime.arguments()
-            future = worker.checked_executor(self._executor).submit(train_and_send, *work)
+            try:
+                future = worker.checked_executor(self._executor).submit(train_and_send, *work)
+            except ConnectionError as error:
+                raise Failed(str(error), "") from error
             try:
                 for attempt in range(2):
                     line = self._answered(calls, future)
@@ -135,6 +138,9 @@ class There:
             if future.done():
                 with contextlib.suppress(queue.Empty):
                     return calls.accepted.get(timeout=1)  # a short training is over before its call is accepted
+                if future.cancelled():
+                    why = "the executor has cancelled it, as Dask does when it loses its scheduler: press Run again"
+                    raise Failed(why, "")
                 raise Failed(_why(future.exception(), calls.address), "")
         return None
 

@@ -1,7 +1,6 @@
 """The function that an executor's workers call for a sweep. Importing this module does not import TensorFlow."""
 
 import contextlib
-import functools
 import importlib
 import io
 import multiprocessing
@@ -15,22 +14,6 @@ if TYPE_CHECKING:
     from gradlab.lab.experiments.result import Result
 
 _lock = threading.Lock()
-
-
-DASK = "GRADLAB_DASK"  # the environment variable with the address of a scheduler, for labs without an executor
-
-
-def executor_of_environment() -> Any:
-    """A Dask client of the scheduler that `gradlab lab --dask ADDRESS` named; None without one."""
-    address = os.environ.get(DASK)
-    return _client(address) if address else None
-
-
-@functools.cache  # the labs of a notebook share one client
-def _client(address: str) -> Any:
-    from distributed import Client
-
-    return Client(address)
 
 
 def checked_executor(executor: Any) -> Any:

@@ -17,9 +17,10 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from gradlab import _checks, runtime
+from gradlab.lab.experiments.cluster import cluster_of_environment
 from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.experiments.result import Result
-from gradlab.lab.experiments.worker import checked_executor, executor_of_environment
+from gradlab.lab.experiments.worker import checked_executor
 from gradlab.lab.figures import plots
 from gradlab.lab.widget import controls, pins, presets, runner, saved_page
 from gradlab.lab.widget.live_run import State
@@ -75,7 +76,7 @@ class AccumulationLab:
         **preset: Any,
     ):
         checked_executor(executor)
-        executor = executor_of_environment() if executor is None else executor
+        executor = cluster_of_environment() if executor is None else executor
         experiment = presets.experiment(seed, preset)
         self._hide, self._lock = presets.names(hide, lock)
         _checks.one_of("against", against, plots.X_AXES)
@@ -194,15 +195,11 @@ class AccumulationLab:
         Raises:
             ValueError: there is no run yet.
         """
-        path = pins.new_file(pathlib.Path(folder), "gradlab-runs", "csv")
-        path.write_bytes(self._csv())
-        return path
+        return pins.write_new_file(pathlib.Path(folder), "gradlab-runs", "csv", self._csv())
 
     def to_png(self, folder: str | pathlib.Path = ".") -> pathlib.Path:
         """Write pictures of the views to a new PNG file, and return its path."""
-        path = pins.new_file(pathlib.Path(folder), "gradlab-views", "png")
-        path.write_bytes(self._png())
-        return path
+        return pins.write_new_file(pathlib.Path(folder), "gradlab-views", "png", self._png())
 
     def _csv(self) -> bytes:
         if not self._session.runs:

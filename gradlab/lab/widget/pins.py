@@ -85,11 +85,20 @@ def csv(runs: list[tuple[str, Result]]) -> str:
     return pd.concat(frames).to_csv(index=False)
 
 
-def new_file(folder: pathlib.Path, name: str, ending: str) -> pathlib.Path:
-    """A path in the folder that is not taken yet: the name, with a number if necessary."""
+def write_new_file(folder: pathlib.Path, name: str, ending: str, content: bytes) -> pathlib.Path:
+    """Write a new file, with a number in its name if there is one of this name, and return its path.
+
+    Raises:
+        OSError: it cannot be written; nothing of it stays.
+    """
     path, number = folder / f"{name}.{ending}", 2
     while path.exists():
         path, number = folder / f"{name}-{number}.{ending}", number + 1
+    try:
+        path.write_bytes(content)
+    except OSError:
+        path.unlink(missing_ok=True)  # half a file on a disk that is full
+        raise
     return path
 
 

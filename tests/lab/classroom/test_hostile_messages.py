@@ -40,7 +40,7 @@ def lab():
     lab = gradlab.AccumulationLab(executor=visitor, downloads=True, updates=5, seeds=2)
     yield lab
     lab.close()
-    visitor.leave()
+    visitor.shutdown()
     hub.close()
     wait_until(lambda: "gradlab-visitor" not in lab_threads())
 

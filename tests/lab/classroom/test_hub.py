@@ -25,8 +25,11 @@ class HeldTrainer:
 
     def train(self, work):
         self.begun.put(work[0])
-        if self.go.get(timeout=LIMIT) == "lost":
+        word = self.go.get(timeout=LIMIT)
+        if word == "lost":
             raise LostTrainer
+        if word == "fails":
+            raise ConnectionError("no cluster")
 
     def close(self):
         self.is_closed.set()
@@ -44,8 +47,8 @@ def classroom():
 
     yield open_hub
     for hub, trainer in hubs:
-        trainer.go.put("over")
         hub.close()
+        trainer.go.put("over")  # only now: it must not begin with what waits
         assert trainer.is_closed.wait(LIMIT)
 
 
@@ -84,6 +87,21 @@ def test_the_trainer_goes_round_among_the_visitors(classroom):
     assert second.result() is third.result() is again.result() is None and hub.waiting == 0
 
 
+def test_a_new_visitor_goes_to_the_end_of_the_queue(classroom):
+    trainer, hub = classroom()
+    one, two, three = (visitor(hub) for _ in range(3))
+    for someone in (one, two):
+        trainer.go.put("over")
+        ask(someone, "first").result(timeout=LIMIT)
+    begin(one, "one")
+    second = ask(two, "two")
+    third = ask(three, "three")
+    assert (second.place, third.place) == (1, 2)
+    three.shutdown()
+    wait_until(lambda: hub.waiting == 1)
+    assert ask(visitor(hub), "three, after a reload").place == 2
+
+
 def test_a_visitor_has_one_run_at_a_time(classroom):
     _, hub = classroom()
     one, other = visitor(hub), visitor(hub)
@@ -115,7 +133,7 @@ def test_visitors_who_leave_take_their_runs_with_them(classroom):
     with pytest.raises(ValueError, match="^the classroom is full: it has 2 visitors. Try again later$"):
         full.result(timeout=LIMIT)
     assert hub.visitors == 2 and hub.waiting == 1
-    two.leave()
+    two.shutdown()
     wait_until(lambda: hub.visitors == 1 and hub.waiting == 0)
     assert ask(visitor(hub), "three").place == 1
 
@@ -136,6 +154,18 @@ def test_idle_visitors_are_released(classroom):
     concurrent.futures.wait([job, queued], timeout=LIMIT)
     wait_until(lambda: released.get(timeout=LIMIT) == ("busy", 0.2))  # from the end of its run on
     wait_until(lambda: released.get(timeout=LIMIT) == ("waits", 0.2))
+
+
+def test_a_run_without_a_trainer_fails_and_the_next_one_does_not(classroom):
+    trainer, hub = classroom()
+    someone = visitor(hub)
+    job = begin(someone, "one")
+    trainer.go.put("fails")
+    with pytest.raises(ConnectionError, match="^no cluster$"):
+        job.result(timeout=LIMIT)
+    job = begin(someone, "two")
+    trainer.go.put("over")
+    assert job.result(timeout=LIMIT) is None
 
 
 def test_a_hub_that_ends_fails_what_waits(classroom):

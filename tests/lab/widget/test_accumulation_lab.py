@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import resource
 
 import numpy as np
 import pandas as pd
@@ -187,6 +188,22 @@ def test_the_export_buttons_say_where_they_wrote_or_why_not(make, tmp_path, monk
     folder.rmdir()
     click(lab, "csv")
     assert "not written: " in lab.status
+
+
+def test_a_disk_that_is_full_is_said_and_leaves_no_half_file(make, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lab = make()
+    run_to_the_end(lab)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))  # the file system takes no more than that of a file
+    try:
+        click(lab, "csv")
+        click(lab, "png")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "not written: [Errno 27] File too large" in lab.status and not list(tmp_path.iterdir())
+    click(lab, "csv")
+    assert "written: " in lab.status and len(list(tmp_path.iterdir())) == 1
 
 
 def test_the_code_repeats_the_run(make):

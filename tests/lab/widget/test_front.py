@@ -149,13 +149,12 @@ def test_a_window_is_shown_one_loss_after_the_other(make):
     lab = make(accumulation_steps=3)
     page = Page(lab)
     lab.step()
-    wait_until(lambda: len(page.ask()["window"]) == 1 and lab.state is State.PAUSED)
-    assert page.last["again"] == front.ASK_AGAIN[State.PAUSED]
+    wait_until(lambda: len(page.ask()["window"]) == 1 and page.last["again"] == front.ASK_AGAIN[State.PAUSED])
+    assert lab.state is State.PAUSED
     lab.step()
     wait_until(lambda: len(page.ask()["window"]) == 2)
     lab.step(update=True)
-    wait_until(lambda: page.ask()["runs"][0]["counts"] == [1, 1])
-    assert page.last["window"] == []
+    wait_until(lambda: page.ask()["runs"][0]["counts"] == [1, 1] and page.last["window"] == [])
     lab.stop()
 
 

@@ -10,12 +10,14 @@ import subprocess
 import sys
 
 import pytest
+from dask_processes import DaskProcesses
 from events import LIMIT, wait_until
 from jupyter_client.manager import start_new_kernel
 from lab_widgets import click, run_to_the_end, updates_made, wait_for_pause
 
 import gradlab
 from gradlab.lab.experiments import stream
+from gradlab.lab.experiments.cluster import DASK, cluster_of_environment
 from gradlab.lab.experiments.run import run
 from gradlab.lab.experiments.sweep import processes
 from gradlab.lab.widget.live_run import State
@@ -102,6 +104,19 @@ def test_what_fails_in_a_worker_is_said(make, pool):
     assert "ValueError: towers must be at most 3" in lab.status and lab.status.endswith("Received: 7")
 
 
+def test_a_run_that_the_executor_cancels_says_so(make):
+    class Cancels:
+        def submit(self, *work):
+            cancelled = concurrent.futures.Future()
+            cancelled.cancel()
+            return cancelled
+
+    lab = make(executor=Cancels())
+    lab.run()
+    assert lab.wait() is State.FAILED
+    assert lab.status.startswith("failed: the executor has cancelled it, as Dask does when it loses its scheduler")
+
+
 def test_callers_without_the_key_are_turned_away(make, pool):
     class Attacked:
         def submit(self, function, address, key, *rest):
@@ -186,11 +201,46 @@ def test_a_dask_cluster_that_loses_a_worker_repeats_the_run(make, cluster):
     pids = cluster.run(os.getpid)
     lab.run()
     wait_until(lambda: updates_made(lab) > 5)
+    lab.pause()  # else the run may be over before the worker is killed
     [busy] = [address for address, keys in cluster.processing().items() if keys]
     os.kill(pids[busy], signal.SIGKILL)
+    lab.pause(False)
     wait_until(lambda: "a worker was lost: another repeats the run, and goes on" in lab.status)
     assert lab.wait() is State.FINISHED
     assert lab.result == run(lab.experiment)
+
+
+@pytest.mark.slow
+def test_a_cluster_by_its_address_loses_a_worker_and_its_scheduler(make, tmp_path, monkeypatch):
+    """As in a notebook that `gradlab lab --dask ADDRESS` opened."""
+    from distributed import Client
+
+    cluster = DaskProcesses(tmp_path, workers=2)
+    monkeypatch.setenv(DASK, cluster.address)
+    try:
+        lab = make(updates=3000, seeds=1, eval_every=1000)
+        lab.run()
+        wait_until(lambda: updates_made(lab) > 5)
+        lab.pause()  # else the run may be over before the worker is killed
+        with Client(cluster.address, set_as_default=False) as client:
+            [busy] = [address for address, keys in client.processing().items() if keys]
+            name = client.scheduler_info()["workers"][busy]["name"]
+        cluster.workers[int(name)].kill()
+        lab.pause(False)
+        wait_until(lambda: "a worker was lost: another repeats the run, and goes on" in lab.status)
+        assert lab.wait() is State.FINISHED
+        assert lab.result == run(lab.experiment)
+        client = cluster_of_environment().client()
+        cluster.stop()
+        wait_until(lambda: client.status != "running")
+        lab.run()
+        assert lab.wait() is State.FAILED
+        assert f"there must be a Dask scheduler at {cluster.address}: it does not answer" in lab.status
+        cluster.start()
+        lab.run(updates=40)
+        assert lab.wait() is State.FINISHED and lab.result == run(lab.experiment)
+    finally:
+        cluster.stop()
 
 
 LAB = """

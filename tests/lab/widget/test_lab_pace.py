@@ -26,12 +26,15 @@ class Recorded(Run):
 
 @pytest.fixture
 def gate(monkeypatch):
-    """An event that each update of a run waits for."""
+    """An event that each update of a run waits for. The event `held` is set while one waits."""
     gate, updates_of = threading.Event(), run_module.updates_of
+    gate.held = threading.Event()
 
     def gated(job, stop):
         for updates in updates_of(job, stop):
+            gate.held.set()
             assert gate.wait(LIMIT)
+            gate.held.clear()
             yield updates
 
     monkeypatch.setattr(run_module, "updates_of", gated)
@@ -50,7 +53,7 @@ def test_every_state_has_its_word(make, gate):
     wait_until(lambda: lab.state is State.PAUSED)
     gate.clear()
     lab.pause(False)
-    wait_until(lambda: lab.state is State.RUNNING)
+    wait_until(lambda: gate.held.is_set() and lab.state is State.RUNNING)
     lab.stop()
     assert lab.state is State.STOPPING
     gate.set()
