@@ -1,4 +1,4 @@
-"""Whether a loss is a mean or a sum over the examples: found out once, from a batch and its halves.
+"""Whether a loss is a mean or a sum over the examples: found out in the first windows, from examples and their halves.
 
 Losses that layers add, and a model's own `compute_loss`, are one number for the whole batch. Micro-batches add up to
 the large batch only if this number is a mean over the examples (the mean of the halves' numbers, weighted by their
@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from gradlab._batches import examples_of, map_tensors, rows_of, spec_of, tensors_of
+from gradlab._batches import examples_of, map_tensors, rows_of, spec_of, spread_rows, tensors_of, unequal_weights
 from gradlab.training import _keras_internals as internals
 from gradlab.training.objective import Objective
 from gradlab.training.state import stateful_draws
@@ -22,6 +22,7 @@ from gradlab.training.tracing import Dependence
 
 UNKNOWN, MEAN, SUM, NEITHER, RANDOM = range(5)
 MOST_LOSSES = 4096  # of one model: how many are added is known only when the function is traced
+WINDOWS = 3  # that must tell the same: one alone may have equal labels or weights, or a factor that is still 0
 
 NEITHER_WARNING = (
     "{name} adds a loss that is neither a mean nor a sum over the examples, so the loss of the large batch is not what "
@@ -45,18 +46,19 @@ OTHERS_RULE = (
 
 
 class Additivity:
-    """Remembers for each loss whether it is a mean or a sum. The first batch that tells decides."""
+    """Remembers for each loss whether it is a mean or a sum, as the first windows that tell agree."""
 
     def __init__(self):
-        self._kinds: Any = None  # a variable, once it is built
-        self._warned = False
+        self._kinds: Any = None  # a variable, once it is built; its last element counts the windows that told
+        self._warned: set[str] = set()
+        self._is_settled = False
 
     def build(self) -> None:
         """Creates the variable that remembers; with several replicas, call it in the strategy's scope."""
         if self._kinds is None:
             with tf.init_scope():
                 self._kinds = tf.Variable(
-                    tf.fill([MOST_LOSSES], UNKNOWN),
+                    tf.fill([MOST_LOSSES + 1], UNKNOWN),
                     trainable=False,
                     synchronization=tf.VariableSynchronization.ON_READ,  # each replica finds out by itself
                     aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
@@ -85,10 +87,11 @@ class Additivity:
         """
         number = len(names)
         few = tf.minimum(examples_of(batch), tf.maximum(2, microbatch_size))
-        known = self._kinds.read_value()[:number]
+        remembered = self._kinds.read_value()
+        known, told = remembered[:number], remembered[MOST_LOSSES]
 
         def find_out():
-            part = map_tensors(lambda tensor: rows_of(tensor, slice(0, few)), batch)
+            part = spread_rows((*batch[:2], unequal_weights(batch[2])), few)
             of_part = losses(part)
             seen = of_part(True)
             kinds = _kinds(seen, few)
@@ -98,6 +101,7 @@ class Additivity:
                     tf.reduce_any(unknown), lambda: _kinds(of_part(False), few), lambda: tf.identity(kinds)
                 )
                 kinds = tf.where(unknown, as_they_are, kinds)
+            kinds = _agreed(known, kinds)
             for i, name in enumerate(names):
                 numbers = tf.stack([seen[0][i], *(half[i] for half in seen[2:4])])
                 if i < strict:
@@ -105,26 +109,30 @@ class Additivity:
                 elif i >= number - sums:
                     is_sum = (kinds[i] != NEITHER) & (kinds[i] != MEAN)
                     tf.debugging.Assert(is_sum, [OTHERS_RULE.format(name=name), numbers])
-            self._kinds.assign(tf.pad(kinds, [[0, MOST_LOSSES - number]]))
+            now = told + tf.cast(tf.reduce_all(kinds != UNKNOWN), told.dtype)
+            self._kinds.assign(tf.concat([kinds, tf.fill([MOST_LOSSES - number], UNKNOWN), [now]], 0))
             return kinds
 
-        return tf.cond(tf.reduce_any(known == UNKNOWN) & (few > 1), find_out, lambda: known)
+        return tf.cond((told < WINDOWS) & (few > 1), find_out, lambda: known)
 
     def warnings(self, names: list[str], sums: int) -> list[str]:
-        """The warnings for losses with these names, the last of which must be sums: once, when all kinds are known."""
-        if self._kinds is None or self._warned:
+        """The new warnings for losses with these names, the last of which must be sums, once all kinds are known."""
+        if self._kinds is None or self._is_settled:
             return []
-        kinds = tf.distribute.get_strategy().experimental_local_results(self._kinds)[0].numpy().tolist()[: len(names)]
+        *kinds, told = tf.distribute.get_strategy().experimental_local_results(self._kinds)[0].numpy().tolist()
+        self._is_settled = told >= WINDOWS
+        kinds = kinds[: len(names)]
         if UNKNOWN in kinds:
             return []
-        self._warned = True
         of_numbers = {NEITHER: NEITHER_WARNING, RANDOM: RANDOM_WARNING}
         found = set()
         for i, (kind, name) in enumerate(zip(kinds, names)):
             sentences = of_numbers if i < len(names) - sums else {RANDOM: RANDOM_SUM_WARNING}
             if kind in sentences:
                 found.add(sentences[kind].format(name=name))
-        return sorted(found)
+        new = sorted(found - self._warned)
+        self._warned |= found
+        return new
 
 
 def factors(kinds: tf.Tensor, examples: tf.Tensor, window: tf.Tensor, dtype: tf.DType) -> list:
@@ -184,6 +192,13 @@ def _kinds(seen: tuple, examples: tf.Tensor) -> tf.Tensor:
     kinds = tf.where(is_mean, MEAN, tf.where(is_sum, SUM, NEITHER))
     kinds = tf.where(equals(again), kinds, RANDOM)
     return tf.where((is_mean & is_sum) | ~tf.math.is_finite(whole), UNKNOWN, kinds)
+
+
+def _agreed(known: tf.Tensor, found: tf.Tensor) -> tf.Tensor:
+    """The kinds after one more window: what is a mean in one and a sum in another is neither."""
+    same = (found == known) | (found == UNKNOWN) | (known == RANDOM)
+    other = tf.where((known == UNKNOWN) | (found == RANDOM), found, NEITHER)
+    return tf.where(same, known, other)
 
 
 class Halves:

@@ -65,7 +65,7 @@ class AutoSize:
 
     Attributes:
         variable: the size, an integer scalar, which compiled functions read.
-        begun: changes when the results of a window begin to be applied. A window that fails earlier can be repeated.
+        begun: grows by 1 when the results of a window begin to be applied. A window that fails earlier can be repeated.
         chosen: the size, or None before it is chosen.
     """
 
@@ -76,6 +76,7 @@ class AutoSize:
             self.variable = tf.Variable(BEFORE, trainable=False, aggregation=first, name="microbatch_size")
             self.begun = tf.Variable(0, trainable=False, aggregation=first, name="windows_begun")
         self.chosen: int | None = None
+        self._seen_begun = 0  # the same as `begun`, without asking TensorFlow
         self._has_replicas, self._too_little = False, TOO_LITTLE
 
     def choose(self, update: WindowUpdate, batch: tuple, strategy: tf.distribute.Strategy) -> str:
@@ -154,11 +155,12 @@ class AutoSize:
             MemoryError: not even one example fits.
         """
         while True:
-            begun = int(self.begun.numpy())
             try:
-                return attempt()
-            except tf.errors.ResourceExhaustedError as error:
-                if self._has_replicas or int(self.begun.numpy()) != begun:
+                found = attempt()
+            except BaseException as error:  # one that comes from the keyboard too: results may have been applied
+                begun, self._seen_begun = self._seen_begun, int(self.begun.numpy())
+                can_repeat = isinstance(error, tf.errors.ResourceExhaustedError) and not self._has_replicas
+                if not can_repeat or self._seen_begun != begun:
                     raise
                 size = int(self.variable.numpy())
                 if size == 1:
@@ -168,6 +170,9 @@ class AutoSize:
                     f"Memory ran out with micro-batches of {size} examples. From now on they have {self.chosen}.",
                     stacklevel=2,
                 )
+            else:
+                self._seen_begun += 1
+                return found
 
     def _set(self, size: int) -> None:
         self.chosen = size

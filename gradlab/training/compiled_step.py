@@ -22,11 +22,17 @@ class CompiledStep:
     Args:
         step: a function (element) -> results, in graph mode.
         strategy: the strategy in whose scope the model was made; it must have one replica.
+        fetch: a function (iterator, *more) -> element, in graph mode.
     """
 
-    def __init__(self, step: Callable[[Any], Any], strategy: tf.distribute.Strategy):
-        def run(iterator):
-            data = keras.tree.map_structure(without_optional, iterator.get_next())
+    def __init__(
+        self,
+        step: Callable[[Any], Any],
+        strategy: tf.distribute.Strategy,
+        fetch: Callable[..., Any] = lambda iterator: iterator.get_next(),
+    ):
+        def run(iterator, *more):
+            data = keras.tree.map_structure(without_optional, fetch(iterator, *more))
             return strategy.run(step, args=(data,))
 
         self._compiled = tf.function(run, autograph=False, reduce_retracing=True)
@@ -34,17 +40,21 @@ class CompiledStep:
         self._specs: Any = None
         self._iterator: Callable[[], Any] = lambda: None
 
-    def __call__(self, iterator: tf.data.Iterator) -> Any:
+    def __call__(self, iterator: tf.data.Iterator, *more: tf.Tensor) -> Any:
         """The step's results.
+
+        Args:
+            iterator: an iterator of a dataset.
+            *more: what `fetch` takes beside it.
 
         Raises:
             tf.errors.OutOfRangeError: the iterator has no more elements.
         """
         if self._iterator() is not iterator:
             if self._concrete is None or iterator.element_spec != self._specs:
-                self._concrete = self._compiled.get_concrete_function(iterator)
+                self._concrete = self._compiled.get_concrete_function(iterator, *more)
             self._iterator, self._specs = weakref.ref(iterator), iterator.element_spec
-        return self._concrete(iterator)
+        return self._concrete(iterator, *more)
 
 
 def in_one_call(model: keras.Model, kind: str, made: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -32,7 +32,7 @@ class InFlight:
         return f"gradlab: {self.count} micro-batch{'es' * (self.count > 1)} in flight, {self.reason}"
 
 
-def choose(trace: Callable[[], tf.Graph], microbatch_size: int | str, accumulators: int) -> InFlight:
+def choose(trace: Callable[[], tf.Graph], microbatch_size: int | str | tf.Variable, accumulators: int) -> InFlight:
     """Chooses how many micro-batches to compute at once.
 
     On a CPU, as many as there are cores, as long as the activations and gradients of all but the first take no more
@@ -43,7 +43,7 @@ def choose(trace: Callable[[], tf.Graph], microbatch_size: int | str, accumulato
     Args:
         trace: a function () -> the traced forward pass of a micro-batch, with None where the number of examples
             belongs. It is called if the choice depends on it.
-        microbatch_size: the number of examples, or "given".
+        microbatch_size: the number of examples, or "given"; a variable, which may change, counts as 1.
         accumulators: the bytes of the summed gradients.
     """
     if isinstance(microbatch_size, str):
@@ -56,7 +56,8 @@ def choose(trace: Callable[[], tf.Graph], microbatch_size: int | str, accumulato
     cores = tf.config.threading.get_inter_op_parallelism_threads() or runtime.cores()
     if cores == 1:
         return InFlight(1, "because one operation runs at a time")
-    activations = activation_bytes(trace(), microbatch_size)
+    examples = 1 if isinstance(microbatch_size, tf.Variable) else microbatch_size
+    activations = activation_bytes(trace(), examples)
     if activations is None:
         return InFlight(1, "because the size of its activations is unknown")
     one = activations + accumulators  # a gradient waits until those of the micro-batches before it are added

@@ -19,7 +19,7 @@ IN_PLACE = {
     "Softmax", "Softplus", "SoftplusGrad", "Sqrt", "SqrtGrad", "Square", "SquaredDifference", "Sub", "Tanh", "TanhGrad",
 }  # fmt: skip
 # What they return takes no memory of its own: handles, and values that TensorFlow keeps with the graph.
-FREE = {"Const", "Placeholder", "VarHandleOp"}
+FREE = {"Const", "VarHandleOp"}
 # Operations whose body is another graph, which this module does not read.
 HIDING = {"While", "StatelessWhile", "If", "StatelessIf", "PartitionedCall", "StatefulPartitionedCall"}
 
@@ -54,7 +54,7 @@ def liveness(trace: Callable[[int], tf.Graph], gradients: Callable[[tf.Graph], s
     """The memory of a function.
 
     Operations run in the order in which they were traced. An output is freed after the last operation that reads it,
-    or that reads a tensor which has its memory. The function's inputs and constants do not count.
+    or that reads a tensor which has its memory. So is an input of the function. Variables and constants do not count.
 
     Args:
         trace: a function (number of examples) -> the function's graph, with all shapes known. It is traced for two and
@@ -91,7 +91,7 @@ def _sizes(graph: tf.Graph) -> dict[str, float]:
 
 def memories(graph: tf.Graph) -> dict[str, str | None]:
     """For each tensor, the first one that has its memory; None if it takes none."""
-    memory: dict[str, str | None] = {tensor.name: None for tensor in graph.inputs}
+    memory: dict[str, str | None] = {}
     for op in graph.get_operations():
         for tensor in op.outputs:
             if op.type in FREE or tensor.dtype in (tf.resource, tf.variant):

@@ -16,10 +16,10 @@ from gradlab.training.objective import Objective, total_loss
 from gradlab.training.whole_batch import differentiable
 
 MEBIBYTE = 2**20
-# On a CPU, fitted to measurements of ten networks on an AMD EPYC (benchmarks/NOTES.md): what TensorFlow takes to
+# On a CPU, fitted to measurements of ten networks on an Intel Xeon (benchmarks/NOTES.md): what TensorFlow takes to
 # compile and begin a training, and so much more for each traced operation; and a factor of all tensors, because
 # kernels copy some into another order of the dimensions, and because allocators leave gaps.
-RUNTIME, RUNTIME_PER_OPERATION, COPIES = 60 * MEBIBYTE, 30 * 1024, 1.3
+RUNTIME, RUNTIME_PER_OPERATION, COPIES = 40 * MEBIBYTE, 62 * 1024, 1.22
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,10 @@ class MemoryPlan:
 def plan_memory(model: keras.Model, loss: Any, optimizer: Any, example: tuple, *, in_flight: int = 1) -> MemoryPlan:
     """Plans the memory of a training. It traces a micro-batch's forward and backward pass, and does not run it.
 
-    On the CPU to which it was fitted, the peaks of ten networks with four sizes each were at most 13 % off; on another
-    one, where other kernels compute them, at most 26 % (benchmarks/NOTES.md). It has not been compared with a GPU's.
+    The plan counts the micro-batch, but not the batch from which it is cut, of which `fit` may hold several copies. On
+    the CPU to which it was fitted, the peaks of ten networks with four sizes each were at most 15 % off, one 17 %
+    (benchmarks/NOTES.md). Where TensorFlow does not use oneDNN by itself, a training may take twice as much; the
+    environment variable TF_ENABLE_ONEDNN_OPTS=1 turns oneDNN on. The plan has not been compared with a GPU's.
 
     Args:
         model: the model; its variables and those of the optimizer are created.

@@ -55,7 +55,7 @@ def microbatched(
     - Dropout draws a mask for each micro-batch, and batch normalization uses the statistics of each.
     - A loss must be a sum or a mean over examples, or a `gradlab.WholeBatch`. Unless it is one of Keras' own, gradlab
       compares its value for a few examples, at most a micro-batch or two examples, with those for their halves, before
-      the first update. `add_loss` of a number that layers draw at random cannot be checked; it is taken for a mean.
+      the first three updates. `add_loss` of a number that is drawn at random cannot be checked; it is taken for a mean.
     - A metric that is a function and returns one number for a batch is averaged over the micro-batches, weighted by
       their examples. For a function that is not a mean over examples, such as a root mean square, this differs from the
       batch's number. A metric object that sums over examples, such as `keras.metrics.RootMeanSquaredError`, is exact;

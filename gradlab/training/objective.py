@@ -153,19 +153,23 @@ class Objective:
 
 
 class _NoRegularizer(keras.regularizers.Regularizer):
-    """A regularizer whose loss is 0, and which remembers whether it was asked for it."""
+    """A regularizer whose loss is 0, and which remembers what it gave for each variable."""
 
-    was_asked = False
+    def __init__(self, tape: tf.GradientTape):
+        self._tape = tape
+        self.given: dict[int, list] = {}
 
     def __call__(self, weights: Any) -> tf.Tensor:
-        self.was_asked = True
-        return tf.zeros([], keras.config.floatx())
+        nothing = tf.zeros([], keras.config.floatx())
+        self._tape.watch(nothing)
+        self.given.setdefault(id(weights), []).append(nothing)
+        return nothing
 
 
 @contextlib.contextmanager
-def _without_regularizers(variables: list) -> Iterator[_NoRegularizer]:
+def _without_regularizers(variables: list, tape: tf.GradientTape) -> Iterator[_NoRegularizer]:
     """Gives variables another regularizer for a while, which it yields. `losses` of a model shows them no other way."""
-    nothing = _NoRegularizer()
+    nothing = _NoRegularizer(tape)
     kept = [(variable, variable.regularizer) for variable in variables if variable.regularizer is not None]
     try:
         for variable, _ in kept:
@@ -176,12 +180,22 @@ def _without_regularizers(variables: list) -> Iterator[_NoRegularizer]:
             variable.regularizer = regularizer
 
 
+OWN_REGULARIZATION = (
+    "The compute_loss of {model} must add the regularization losses of the weights once, all of them or none: gradlab "
+    "adds them once per update. Received: {received}"
+)
+
+
 class OwnLoss:
     """A model's own `compute_loss`, without regularization: a function (x, y, y_pred, sample_weight) -> its result.
 
     Attributes:
-        is_regularized: whether the last call asked for the regularization losses of the weights. These are not a mean
-            over examples, and are added once per update.
+        is_regularized: whether the last call added the regularization losses of the weights. These are not a mean over
+            examples, and are added once per update.
+
+    Raises:
+        ValueError: it adds the regularization of some weights only.
+        tf.errors.InvalidArgumentError: it adds a multiple of it.
     """
 
     def __init__(self, model: keras.Model, training: bool):
@@ -189,10 +203,26 @@ class OwnLoss:
         self.is_regularized = False
 
     def __call__(self, *batch: Any) -> tf.Tensor:
-        with _without_regularizers(self._model.trainable_variables) as regularizer:
-            loss = internals.compute_loss(self._model, *batch, training=self._training)
-        self.is_regularized = regularizer.was_asked
-        return loss
+        variables = self._model.trainable_variables
+        with tf.GradientTape() as tape, _without_regularizers(variables, tape) as regularizer:
+            loss = tf.convert_to_tensor(internals.compute_loss(self._model, *batch, training=self._training))
+        given = list(regularizer.given.values())
+        slopes = [[slope for slope in each if slope is not None] for each in tape.gradient(loss, given)]
+        self.is_regularized = any(slopes)
+        if not self.is_regularized:
+            return loss
+        if not all(slopes) or len(given) < sum(variable.regularizer is not None for variable in variables):
+            raise ValueError(OWN_REGULARIZATION.format(model=self._model.name, received="that of some weights only"))
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        totals = tf.stack([tf.add_n(each) for each in slopes])
+        once = tf.abs(totals - 1) < 1e-6
+        if replicas > 1:  # Keras divides it among them
+            once |= tf.abs(totals * replicas - 1) < 1e-6
+        check = tf.debugging.Assert(
+            tf.reduce_all(once), [OWN_REGULARIZATION.format(model=self._model.name, received="multiples of"), totals]
+        )
+        with tf.control_dependencies([] if check is None else [check]):
+            return tf.identity(loss)
 
 
 def total_loss(

@@ -18,8 +18,9 @@ class TracedLoss:
     """What tracing the loss once showed.
 
     Attributes:
-        scalars: a function (shift, *data) -> the scalars among the entries, shape (scalars,). Random seeds are shifted
-            by the integer, so each one draws other numbers.
+        scalars: a function (shift, *data) -> a number for each entry, shape (entries,): the scalar itself, or for rows
+            the sum of what `_of_rows` makes of them. Random seeds are shifted by the integer, so each one draws other
+            numbers.
         like: what the loss returned.
         names, entries: the names of its entries, and the traced tensors.
         main: the position of the entry that is differentiated.
@@ -58,7 +59,9 @@ def trace_loss(loss: Callable[..., Any], specs: tuple, is_mean: bool) -> TracedL
         depends = {key: of_data(scope.state_mapping[key]) for key in scope.assigned}
         found.update(like=like, names=names, entries=entries, scope=scope, of_data=depends)
         dtype = sum_dtype(entries)
-        return tf.stack([tf.cast(entry, dtype) for entry in entries if entry.shape.rank == 0] or [tf.zeros([], dtype)])
+        return tf.stack(
+            [tf.cast(entry, dtype) if entry.shape.rank == 0 else _of_rows(entry, dtype) for entry in entries]
+        )
 
     waiting = internals.variables_not_created()
     if tf.distribute.get_strategy().num_replicas_in_sync == 1:
@@ -85,6 +88,14 @@ def entries_of(like: Any) -> tuple[list[str], list[tf.Tensor]]:
     if not entries or any(entry is None or tf.nest.is_nested(entry) for entry in entries):
         raise ValueError(f"loss must return a tensor, or a dict, list or tuple of tensors. Received: {like!r}")
     return names, [tf.convert_to_tensor(entry) for entry in entries]
+
+
+def _of_rows(entry: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """A number that is a sum over the rows; rows that are centered over the batch do not cancel in it."""
+    if not (entry.dtype.is_floating or entry.dtype.is_integer or entry.dtype.is_bool):
+        return tf.zeros([], dtype)
+    rows = tf.cast(entry, dtype)
+    return tf.reduce_sum(tf.abs(rows + 0.1) + tf.sin(3 * rows))
 
 
 def _check_created(waiting: list[str]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from gradlab import _checks
-from gradlab._batches import as_tensor, examples_of, map_tensors, rows_of, spec_of, tensors_of
+from gradlab._batches import as_tensor, examples_of, map_tensors, rows_of, spec_of, spread_rows, tensors_of
 from gradlab.averaging import divide
 from gradlab.training import batch_norm
 from gradlab.training.own_loss import TracedLoss, entries_of, sum_dtype, trace_loss
@@ -67,10 +67,10 @@ def value_and_gradients(
     Raises:
         ValueError: an argument out of range, entries that are neither scalars nor rows, a loss that is not a scalar
             although the reduction is "mean", or a loss that assigns variables from the examples.
-        tf.errors.InvalidArgumentError: a scalar is not what the reduction says. gradlab compares its value for a few
-            examples with those for their halves in the first call. If the loss draws random numbers, only gross
-            differences show, such as a sum where a mean was promised. Compiled with XLA, which drops such errors, the
-            scalars and gradients are NaN instead.
+        tf.errors.InvalidArgumentError: a scalar is not what the reduction says, or rows depend on other examples.
+            gradlab compares the entries for a few examples with those for their halves in the first three calls. A
+            loss that draws random numbers is compared in the first call, and only gross differences show, such as a sum
+            where a mean was promised. Compiled with XLA, which drops such errors, the scalars and gradients are NaN.
 
     Example:
         >>> w = tf.Variable(2.0)
@@ -109,21 +109,20 @@ def value_and_gradients(
 
 
 def _check(traced: TracedLoss, data: tuple, is_mean: bool, most: int) -> tf.Tensor:
-    """Whether the scalars are what they are said to be: a boolean scalar. Computing it fails if they are not."""
-    names = [name for name, entry in zip(traced.names, traced.entries) if entry.shape.rank == 0]
-    if not names:
-        return tf.constant(True)
+    """Whether the entries are what they are said to be: a boolean scalar. Computing it fails if they are not."""
     few = tf.minimum(examples_of(data), most)
     if traced.state.normalizing:  # halves have other statistics; two copies of some examples have the same as one
         half = slice(0, tf.minimum(examples_of(data), tf.maximum(1, few // 2)))
         data, few = map_tensors(lambda tensor: _twice(rows_of(tensor, half)), data), 2 * half.stop
+    else:
+        data = spread_rows(data, few)
 
     def scalars(rows, shift):
         part = map_tensors(lambda tensor: rows_of(tensor, rows), data)
         return traced.scalars(tf.constant(shift), *part)
 
-    near = [entry.dtype for entry in traced.entries if entry.shape.rank == 0]
-    return ReductionCheck(names, near, is_mean, traced.is_random)(scalars, few)
+    dtypes, of_rows = [entry.dtype for entry in traced.entries], [entry.shape.rank != 0 for entry in traced.entries]
+    return ReductionCheck(traced.names, dtypes, is_mean, of_rows, traced.main, traced.is_random)(scalars, few)
 
 
 def _twice(tensor: Any) -> Any:

@@ -20,6 +20,11 @@ from gradlab.training.term import Term
 from gradlab.training.tracing import Traced
 from gradlab.training.whole_batch import Whole, check_passes
 
+ASSIGNED_WARNING = (
+    "{path} is assigned from the examples in a forward pass: the micro-batches assign it one after the other, each "
+    "from its own examples, so it is not what the large batch would give it."
+)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -27,6 +32,8 @@ class Plan:
 
     Attributes:
         state: the variables that a forward pass assigns.
+        of_examples: the paths of those whose new value depends on the examples, other than metrics and moving averages
+            of batch normalization: each micro-batch assigns them, where the large batch would once.
         labels: which targets are class numbers, as `label_rules` describes.
         kinds: for each term of the loss, the kind of its divisor.
         loss_weights: for each term its factor in the total loss.
@@ -44,6 +51,7 @@ class Plan:
     """
 
     state: CarriedState
+    of_examples: list[str]
     labels: list
     kinds: list[str]
     loss_weights: list
@@ -139,6 +147,7 @@ def make_plan(
     asks_for_examples = counts is not None or traced.numbers or traced.adding
     return Plan(
         state=make_state(traced.assigned, traced.of_data, internals.layers_of(model), traced.metrics.counting),
+        of_examples=_of_examples(model, traced),
         labels=label_rules(traced.y, terms),
         kinds=kinds,
         loss_weights=[term.loss_weight for term in terms],
@@ -153,6 +162,13 @@ def make_plan(
         whole=whole,
         is_padded=is_padded(microbatch_size),
     )
+
+
+def _of_examples(model: keras.Model, traced: Traced) -> list[str]:
+    normalizing = [one for one in internals.layers_of(model) if isinstance(one, keras.layers.BatchNormalization)]
+    known = [*model.metrics_variables, *(variable for layer in normalizing for variable in layer.variables)]
+    others = set(traced.assigned) - {id(variable) for variable in known}
+    return [traced.assigned[key][0].path for key in others if traced.of_data[key]]
 
 
 def _count(divisors: Callable, batch: tuple, microbatch_size: Any, terms: int) -> list:

@@ -14,7 +14,7 @@ from gradlab._peak_memory import PeakMemory, return_freed_memory
 from gradlab.training.memory_plan import MEBIBYTE, MemoryPlan, plan_of
 from gradlab.training.update import WindowUpdate
 
-MARGIN = 1.35  # A plan may be so much too small (benchmarks/NOTES.md).
+MARGIN = 1.25  # A plan may be so much too small (benchmarks/NOTES.md).
 # A size is compared with the best larger one over so many pairs. It is better if it takes less than NEAR of the other's
 # time; one that takes more than WORSE of it ends the search, and so does the end of these SECONDS.
 PAIRS, NEAR, WORSE, SECONDS = 3, 0.95, 1.05, 20.0

@@ -1,7 +1,8 @@
 """One update of a Keras model from a whole window, on every replica. `microbatched` and `Trainer` are built on it."""
 
+import contextlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import keras
@@ -13,7 +14,7 @@ from gradlab.training import batch_norm
 from gradlab.training.in_flight import AS_ASKED, InFlight
 from gradlab.training.metrics import CALLS_WARNING
 from gradlab.training.objective import Objective
-from gradlab.training.plan import Plan
+from gradlab.training.plan import ASSIGNED_WARNING, Plan
 from gradlab.training.replicas import apply_gradients, sum_over_replicas
 from gradlab.training.window_pass import Passed, WindowPass
 from gradlab.window import Loop
@@ -141,6 +142,15 @@ class WindowUpdate:
             ]
         return in_flight
 
+    @contextlib.contextmanager
+    def of_size(self, microbatch_size: int) -> Iterator[None]:
+        """What is traced in this context has micro-batches of this size, not of the variable's value."""
+        given, self._pass.microbatch_size = self._pass.microbatch_size, microbatch_size
+        try:
+            yield
+        finally:
+            self._pass.microbatch_size = given
+
     def lower_in_flight(self) -> bool:
         """Computes one micro-batch at a time, not several, unless a user asked for those; whether that changed."""
         now = self._pass.in_flight
@@ -195,6 +205,8 @@ class WindowUpdate:
     def _warn(self, plan: Plan) -> None:
         if plan.state.normalizing:
             self._warn_once(batch_norm.WARNING.format(layers=", ".join(plan.state.normalizing)))
+        for path in sorted(plan.of_examples):
+            self._warn_once(ASSIGNED_WARNING.format(path=path))
         for name in sorted(set(plan.metrics.counting.values())):
             self._warn_once(CALLS_WARNING.format(name=name))
 
@@ -268,5 +280,6 @@ def _with_regularization(gradients: list, variables: list, scale: tf.Tensor) -> 
 
 def regularization_loss(variables: list) -> tf.Tensor:
     """The sum of the variables' regularization losses, a scalar."""
-    losses = [variable.regularizer(variable) for variable in variables if variable.regularizer is not None]
+    # As in Keras, a regularizer may return an array, whose sum is differentiated.
+    losses = [tf.reduce_sum(one.regularizer(one)) for one in variables if one.regularizer is not None]
     return tf.add_n(losses) if losses else tf.zeros([])

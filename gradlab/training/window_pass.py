@@ -63,6 +63,7 @@ class WindowPass:
         with_metrics: whether to update the model's metrics.
 
     Attributes:
+        microbatch_size: the argument.
         in_flight: the number of micro-batches that are computed at once, with its reason; None before it is chosen.
     """
 
@@ -78,7 +79,7 @@ class WindowPass:
         jit: bool = False,
         with_metrics: bool = False,
     ):
-        self._model, self._objective, self._microbatch_size, self._loop = model, objective, microbatch_size, loop
+        self._model, self._objective, self.microbatch_size, self._loop = model, objective, microbatch_size, loop
         self._training, self._jit, self._with_metrics = training, jit, with_metrics
         self.in_flight = None if in_flight == "auto" else InFlight(int(in_flight), AS_ASKED)
         self._additivity = Additivity()
@@ -106,8 +107,7 @@ class WindowPass:
             return self._traced[1].graph
 
         if self.in_flight is None:
-            size = 1 if isinstance(self._microbatch_size, tf.Variable) else self._microbatch_size
-            self.in_flight = choose(trace, size, accumulators)
+            self.in_flight = choose(trace, self.microbatch_size, accumulators)
         return self.in_flight
 
     def _trace(self, specs: tuple) -> Traced:
@@ -145,7 +145,7 @@ class WindowPass:
         check_stateless(self._model)
         self.build()
         in_flight = self.choose(batch, 0)  # an update has chosen before; an evaluation has no accumulators
-        dtype, size = self._loop.weight_dtype, self._microbatch_size if cut is None else cut
+        dtype, size = self._loop.weight_dtype, self.microbatch_size if cut is None else cut
         plan = make_plan(
             self._model,
             self._trace(map_tensors(spec_of, batch)),

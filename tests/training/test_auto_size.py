@@ -1,6 +1,7 @@
 """microbatch_size="auto": what is chosen, that it changes nothing else, and that a window survives when memory ends."""
 
 import os
+import signal
 import subprocess
 import sys
 import types
@@ -156,6 +157,91 @@ def test_a_window_that_runs_out_of_memory_is_computed_again_with_half_the_size(n
     same_bits(auto, fixed)
 
 
+def test_several_windows_may_run_out_of_memory(monkeypatch):
+    choosing(monkeypatch, 4)
+    x, y = rows(51), rows(51, 2, seed=1)
+    auto, fixed = (prepared(network(Fails()), size) for size in ("auto", 4))
+    auto.fit(x[:17], y[:17], batch_size=17, verbose=0, shuffle=False)
+    Fails.at = (Fails.calls + 2, Fails.calls + 2 + 9 + 1)  # in the second window, and in the third one
+    with pytest.warns(UserWarning, match="^Memory ran out"):
+        auto.fit(x[17:], y[17:], batch_size=17, verbose=0, shuffle=False)
+    for size, part in ((4, slice(17)), (2, slice(17, 34)), (1, slice(34, 51))):
+        fixed = gradlab.microbatched(fixed, size)
+        fixed.fit(x[part], y[part], batch_size=17, verbose=0, shuffle=False)
+    assert auto.microbatch_size == 1
+    same_bits(auto, fixed)
+
+
+def test_a_dataset_that_runs_out_of_memory_is_an_error(monkeypatch):
+    choosing(monkeypatch, 4)
+    x, y = rows(51), rows(51, 2, seed=1)
+
+    def third(i):
+        if i == 2:
+            raise MemoryError
+        return np.float32(0)
+
+    def fetched(i, x, y):
+        return x + tf.ensure_shape(tf.numpy_function(third, [i], tf.float32), []), y
+
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(17).enumerate().map(lambda i, xy: fetched(i, *xy))
+    auto = prepared(network(), "auto")
+    with pytest.raises(MemoryError, match="^memory must hold a batch of the dataset. Received: one with which"):
+        auto.fit(data, verbose=0)
+    assert int(auto.optimizer.iterations) == 2 and auto.microbatch_size == 4
+
+
+@pytest.mark.parametrize("how", ["an error", "the keyboard"])
+def test_what_ends_a_step_in_another_way_is_no_news_for_the_next_one(how, monkeypatch):
+    """A step that ends after it has fetched its batch: the next one neither repeats that batch nor gives up."""
+    choosing(monkeypatch, 4)
+    x, y = rows(17), rows(17, 2, seed=1)
+    fails_at = {"number": 2, "fetch": None}
+
+    def ends(value):
+        fails_at["number"] -= 1
+        if fails_at["number"] == 0 and how == "an error":
+            raise ZeroDivisionError
+        if fails_at["number"] == 0:
+            signal.raise_signal(signal.SIGINT)
+        return value
+
+    class Ends(keras.layers.Layer):
+        def call(self, x):
+            if tf.executing_eagerly():
+                return x
+            same = tf.stop_gradient(tf.numpy_function(ends, [np.float32(0)], tf.float32))
+            return x + tf.ensure_shape(same, [])
+
+    def fetched(i, x, y):
+        def fetch(i):
+            if i == fails_at["fetch"]:
+                raise MemoryError
+            return np.float32(0)
+
+        return x + tf.ensure_shape(tf.numpy_function(fetch, [i], tf.float32), []), y
+
+    data = tf.data.Dataset.from_tensors((x, y)).repeat(3).enumerate().map(lambda i, xy: fetched(i, *xy))
+    auto = prepared(network(Fails(), Ends()), "auto")
+    with pytest.raises((tf.errors.OpError, KeyboardInterrupt)):
+        auto.fit(data, verbose=0)
+    done = int(auto.optimizer.iterations)
+
+    Fails.at = (Fails.calls + 2,)
+    with pytest.warns(UserWarning, match="^Memory ran out with micro-batches of 4 examples. From now on they have 2.$"):
+        auto.fit(data.take(1), verbose=0)
+    assert int(auto.optimizer.iterations) == done + 1
+
+    fails_at.update(number=2)
+    with pytest.raises((tf.errors.OpError, KeyboardInterrupt)):
+        auto.fit(data, verbose=0)
+    done = int(auto.optimizer.iterations)
+    fails_at.update(fetch=0)
+    with pytest.raises(MemoryError, match="^memory must hold a batch of the dataset"):
+        auto.fit(data, verbose=0)
+    assert int(auto.optimizer.iterations) == done and auto.microbatch_size == 2
+
+
 def test_a_trainer_survives_too(monkeypatch):
     choosing(monkeypatch, 4)
     x, y = rows(34), rows(34, 2, seed=1)
@@ -211,6 +297,18 @@ def test_what_cannot_be_computed_again_is_an_error(monkeypatch):
     assert int(always.optimizer.iterations) == 1
 
 
+def test_prediction_with_as_many_in_flight_as_gradlab_chooses():
+    x = rows(20)
+    for fitted in (False, True):
+        model, plain = network(), network()
+        small = gradlab.microbatched(model, "auto")
+        small.compile("sgd", "mse")
+        if fitted:
+            small.fit(x, rows(20, 2), verbose=0)
+            plain.set_weights(small.get_weights())
+        np.testing.assert_allclose(small.predict(x, verbose=0), plain.predict(x, verbose=0), rtol=1e-5)
+
+
 def test_it_works_wherever_keras_does(monkeypatch):
     """Evaluation and prediction first, datasets of unknown size, several steps per execution, eager steps."""
     x, y = rows(50), rows(50, 2, seed=1)
@@ -237,6 +335,24 @@ def test_it_works_wherever_keras_does(monkeypatch):
         assert int(model.optimizer.iterations) == 6 and model.microbatch_size >= 1
         model.train_on_batch(x[:7], y[:7])
         assert int(model.optimizer.iterations) == 7
+
+
+def test_a_part_of_the_data_may_be_missing(monkeypatch):
+    """Keras' generators give an optional in the place of sample weights that are None."""
+    choosing(monkeypatch, 4)
+    x, y = rows(51), rows(51, 2, seed=1)
+
+    def batches():
+        for start in (0, 17, 34):
+            yield x[start : start + 17], y[start : start + 17], None
+
+    auto, fixed = prepared(network(Fails()), "auto"), prepared(network(Fails()), 4)
+    Fails.at = (2,)  # in the first window, which is repeated with 2
+    with pytest.warns(UserWarning, match="^Memory ran out with micro-batches of 4 examples. From now on they have 2.$"):
+        auto.fit(batches(), steps_per_epoch=3, verbose=0)
+    gradlab.microbatched(fixed, 2).fit(batches(), steps_per_epoch=3, verbose=0)
+    assert int(auto.optimizer.iterations) == int(fixed.optimizer.iterations) == 3
+    same_bits(auto, fixed)
 
 
 def test_two_replicas(two_devices, capsys):
