@@ -81,15 +81,21 @@ class Worker:
             RuntimeError: the way failed.
         """
         wanted = dict(way=way, variant=variant, network=network, k=k, b=b, updates=updates, warm=2)
-        late = threading.Timer(limit, self._process.kill)
+        killed = threading.Event()
+
+        def kill() -> None:
+            killed.set()  # first: the kill ends the wait for the answer
+            self._process.kill()
+
+        late = threading.Timer(limit, kill)
         late.start()
         self._send(wanted)
         answer = json.loads(self._process.stdout.readline() or "null")
-        name, was_late = f"{way} {variant}, {network}, {k} x {b}, {self.setting}", not late.is_alive()
         late.cancel()
+        name = f"{way} {variant}, {network}, {k} x {b}, {self.setting}"
         if answer is None:
             self.close()
-            reason = f"it took longer than {limit:g} s" if was_late else "it ended by itself"
+            reason = f"it took longer than {limit:g} s" if killed.is_set() else "it ended by itself"
             self._said.seek(0)
             last = self._said.read().decode(errors="replace").strip().rpartition("\n")[2]
             code = self._process.returncode

@@ -1,5 +1,6 @@
 """The plan of a training's memory: known graphs by hand, and measured processes."""
 
+import os
 import subprocess
 import sys
 
@@ -18,7 +19,7 @@ V = tf.Variable(tf.zeros([2000, 10]))
 
 
 def a_chain(x):
-    """tanh writes over the product; then it and the second product are there: 2000 + 10 numbers."""
+    """The input and the product are there. Then the input is freed, and tanh writes over the product."""
     return tf.tanh(x @ W) @ V
 
 
@@ -29,12 +30,12 @@ def a_fork(x):
 
 
 def an_alias(x):
-    """Reshaping takes no memory, and keeps that of the product alive; two sums for each example join it."""
+    """The input and the product are there. Reshaping takes no memory."""
     product = tf.reshape(x @ W, [-1, 200, 10])
     return tf.reduce_sum(product, axis=[1, 2]) + tf.reduce_sum(tf.reshape(product, [-1, 2000]) * 2.0, axis=1)
 
 
-BY_HAND = {a_chain: 2000 + 10, a_fork: 2000 + 2000, an_alias: 2000 + 2}
+BY_HAND = {a_chain: 1000 + 2000, a_fork: 2000 + 2000, an_alias: 1000 + 2000}
 
 
 @pytest.mark.parametrize("function", BY_HAND, ids=lambda function: function.__name__)
@@ -83,7 +84,7 @@ def test_the_parts_of_a_small_network():
 
 def test_two_in_flight_and_half_precision():
     one, two = (plan(small(), ENTROPY, "sgd", EXAMPLE, in_flight=n) for n in (1, 2))
-    assert two.activations(512) == 2 * one.activations(512) and two.fixed == one.fixed
+    assert two.activations(512) == pytest.approx(2 * one.activations(512), abs=1) and two.fixed == one.fixed
     keras.config.set_dtype_policy("mixed_float16")
     try:
         half = plan(small(), ENTROPY, "sgd", EXAMPLE)
@@ -163,7 +164,11 @@ else:
 
 @pytest.mark.parametrize("b", ["8", "32"])
 def test_a_measured_process_is_within_15_percent(b):
+    # The plan was fitted with oneDNN's kernels, which TensorFlow uses by itself only on some processors.
+    environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "1"}
+
     def run(*arguments):
-        return float(subprocess.check_output([sys.executable, "-c", PROGRAM, *arguments], text=True).splitlines()[-1])
+        command = [sys.executable, "-c", PROGRAM, *arguments]
+        return float(subprocess.check_output(command, text=True, env=environment).splitlines()[-1])
 
     assert run(b, "plan") == pytest.approx(run(b), rel=0.15)
