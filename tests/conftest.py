@@ -1,9 +1,21 @@
-"""Fixtures of several test modules: float64 as the type of computation, and two devices to train on."""
+"""Fixtures of several test modules: a seed, float64 as the type of computation, and two devices to train on."""
+
+import os
+import sys
 
 import pytest
 
 # Programs and plugins of processes that tests start.
 collect_ignore_glob = ["*_worker.py", "keras_suite/recorder.py"]
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    """Each test draws the same weights in every run; another GRADLAB_TEST_SEED shows which tolerances are too tight."""
+    if "keras" in sys.modules:  # a test that has to stay without TensorFlow stays so
+        import keras
+
+        keras.utils.set_random_seed(int(os.environ.get("GRADLAB_TEST_SEED", "0")))
 
 
 @pytest.fixture
