@@ -19,7 +19,8 @@ from dask_processes import DaskProcesses
 from distributed import Client
 from events import is_running
 from jupyter_server.services.kernels.connection.base import serialize_msg_to_ws_v1
-from lab_page import FLAGS, SCREENSHOTS, Lab, chromium_path, free_port, listens, until, until_up
+from lab_page import DEADLINE, FLAGS, SCREENSHOTS, Lab, chromium_path, free_port, listens, until, until_up
+from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -63,11 +64,19 @@ class Classroom:
         return self.children("spawn_main")
 
     def page(self, browser, query: str = "") -> Lab:
-        """A visitor's page with a lab."""
+        """A visitor's page with a lab. When none appears, the test says what the page and the server said."""
         page = browser.new_context(viewport={"width": 1280, "height": 800}, accept_downloads=True).new_page()
-        page.set_default_timeout(180_000)
-        page.goto(f"http://127.0.0.1:{self.port}/{query}", wait_until="domcontentloaded", timeout=180_000)
-        page.locator(".gradlab-lab").wait_for()
+        page.set_default_timeout(1000 * DEADLINE)
+        said: list[str] = []
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("requestfailed", lambda request: said.append(f"{request.url}: {request.failure}"))
+        page.on("response", lambda answer: answer.status >= 400 and said.append(f"{answer.url}: {answer.status}"))
+        page.goto(f"http://127.0.0.1:{self.port}/{query}", wait_until="domcontentloaded")
+        try:
+            page.locator(".gradlab-lab").wait_for()
+        except PlaywrightTimeout:
+            pytest.fail("\n".join(["no lab. The page:", page.inner_text("body"), *said, "The server:", self.said()]))
         return Lab(page)
 
     def stop(self) -> None:
@@ -300,6 +309,24 @@ def test_messages_on_which_a_server_would_hang(classroom):
             line.send(message, 1 if isinstance(message, str) else 2)
         line.close(timeout=0.1)
     assert status_of(f"http://127.0.0.1:{server.port}/") == 200
+
+
+LATE = """
+import functools, sys, time
+type(sys.stdout).flush = lambda stream: None  # which waits for the outputs before the reply is sent
+late = get_ipython().kernel.iopub_thread
+get_ipython().events.register("pre_run_cell", lambda info: late.schedule(functools.partial(time.sleep, 6)))
+"""
+
+
+def test_a_page_has_its_lab_though_the_kernel_sends_it_late(classroom, tmp_path, monkeypatch):
+    startup = tmp_path / "profile_default" / "startup"
+    startup.mkdir(parents=True)
+    (startup / "late.py").write_text(LATE)  # a cell's outputs come six seconds after its reply
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    server = classroom("--trainers=1")
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/", timeout=DEADLINE) as answer:
+        assert "application/vnd.jupyter.widget-view+json" in answer.read().decode(), server.said()
 
 
 def test_visitors_need_the_token_and_reach_nothing_else(classroom, browser):

@@ -195,6 +195,7 @@ class Hub:
                         self._tell_places()
                         self._changed.notify_all()
                         continue
+                failed = RuntimeError("two trainers were lost, one after the other: press Run to try again")
             except Exception as error:  # the trainer continues with the next run
                 failed = error
             job.visitor.is_served, job.visitor.used = False, time.monotonic()

@@ -38,12 +38,12 @@ class PageSocket(VoilaKernelWebsocketHandler):
 
     @property
     def ping_interval(self) -> float:
-        """The milliseconds between two pings. Two of them fit in half of `GONE`, so one may get lost."""
+        """The milliseconds between two pings, and for their answer: a silent page is closed within half of `GONE`."""
         return 250 * self.settings[GONE]
 
     @property
     def ping_timeout(self) -> float:
-        return 1.5 * self.ping_interval
+        return self.ping_interval
 
     async def get(self, *arguments: Any, **more: Any) -> None:
         if PROTOCOL not in self.request.headers.get("Sec-WebSocket-Protocol", ""):

@@ -24,6 +24,7 @@ from gradlab.lab.course import course_folder
 from gradlab.lab.experiments.cluster import Cluster
 
 READY_KERNELS = 3
+PATIENCE = 120  # seconds for a kernel to start, and to send what a cell shows
 SETUP = {"towers": 2, "seed": 0}  # of trainers; `gradlab.lab.classroom.lab` sets a single process up alike
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -81,6 +82,9 @@ def _serve(asked: argparse.Namespace, token: str) -> None:
         f"--MappingKernelManager.cull_idle_timeout={math.ceil(asked.gone)}",
         f"--MappingKernelManager.cull_interval={math.ceil(asked.gone / 3)}",
         "--KernelManager.autorestart=False",  # one that ends has been released
+        # On a busy machine, a kernel's outputs may come long after its reply. Those that come later are lost: no lab.
+        f"--VoilaExecutor.startup_timeout={PATIENCE}",
+        f"--VoilaExecutor.iopub_timeout={PATIENCE}",
     ]
     options += ["--no-browser"] * asked.no_browser
     ClassroomApp.launch_instance(options, tornado_settings={GONE: asked.gone})

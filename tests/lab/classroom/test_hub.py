@@ -121,7 +121,8 @@ def test_a_run_whose_trainer_is_lost_comes_next_and_only_once(classroom):
     for word in ("lost", "lost", "over"):
         trainer.go.put(word)
     assert [trainer.begun.get(timeout=LIMIT) for _ in range(3)] == ["one", "one", "two"]
-    assert first.result(timeout=LIMIT) is None  # the lab knows how many trainers called it
+    with pytest.raises(RuntimeError, match="^two trainers were lost, one after the other: press Run to try again$"):
+        first.result(timeout=LIMIT)
 
 
 def test_visitors_who_leave_take_their_runs_with_them(classroom):
