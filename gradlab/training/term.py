@@ -8,6 +8,13 @@ import tensorflow as tf
 from gradlab.training import _keras_internals as internals
 from gradlab.training.whole_batch import Whole
 
+# Losses whose targets are class numbers or texts, with another rank than the predictions.
+OWN_LABELS = (
+    keras.losses.sparse_categorical_crossentropy,
+    keras.losses.categorical_generalized_cross_entropy,
+    keras.losses.ctc,
+)
+
 
 class Term(NamedTuple):
     """The loss of one output over one micro-batch.
@@ -62,6 +69,7 @@ class SumAndDivisor(keras.losses.Loss):
         if self._values.shape.rank == 0:
             return self._one_number(y_true, y_pred, sample_weight)
         mask = _both(internals.mask_of(y_pred), internals.mask_of(self._values))
+        self._check_ranks(y_true, y_pred, mask, sample_weight)
         divisor, kind = self._divisor(mask, sample_weight, total.dtype)
         labels, is_known = self._labels(y_true, y_pred), internals.is_by_example(self._loss)
         padded = self._counts_padding(y_true, y_pred, mask, sample_weight)
@@ -74,6 +82,24 @@ class SumAndDivisor(keras.losses.Loss):
         values = self._loss.call(y_true, y_pred)
         self._values = values if tf.is_tensor(values) else tf.convert_to_tensor(values)  # a function may return 0
         return self._values
+
+    def _check_ranks(self, y_true: Any, y_pred: Any, mask: Any, sample_weight: Any) -> None:
+        """Raises ValueError where TensorFlow would pair the examples with another dimension, if that has their number.
+
+        Keras fails unless the batch is as large as the dimension; for micro-batches, `b` would have to be.
+        """
+        has_own_rank = internals.function_of_loss(self._loss)[0] in OWN_LABELS
+        if internals.is_by_example(self._loss) and not has_own_rank and not _have_one_rank(y_true, y_pred):
+            raise ValueError(
+                f"The targets of {self.name} must have as many dimensions as the predictions, whose shape is "
+                f"{_shape(y_pred)}. Received: targets of shape {_shape(y_true)}"
+            )
+        for name, factor in ("sample_weight", sample_weight), ("mask", mask):
+            if factor is not None and factor.shape.rank != 0 and not _have_one_rank(self._values, factor):
+                raise ValueError(
+                    f"{name} must have as many dimensions as the values of {self.name}, whose shape is "
+                    f"{_shape(self._values)}. Received: a shape of {_shape(factor)}"
+                )
 
     def _one_number(self, y_true, y_pred, sample_weight) -> tf.Tensor:
         """The loss as Keras computes it, for a batch as a whole."""
@@ -132,6 +158,18 @@ def weighs(sample_weight: Any, axes: list[int]) -> bool:
     if sample_weight is None or len(sample_weight.shape) <= axes[-1]:
         return False
     return all(sample_weight.shape[axis] != 1 for axis in axes)
+
+
+def _have_one_rank(one: Any, other: Any) -> bool:
+    """Whether Keras gives both the same rank, as far as is known; nests have none."""
+    if any(not tf.is_tensor(each) or each.shape.rank is None for each in (one, other)):
+        return True
+    return len({tensor.shape.rank for tensor in internals.same_rank(one, other)}) == 1
+
+
+def _shape(tensor: tf.Tensor) -> tuple:
+    """The shape for any number of examples: it may be known for a few that gradlab looks at."""
+    return (None, *tensor.shape[1:])
 
 
 def _both(one, other):
