@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-from gradlab import _checks
+from gradlab import _checks, runtime
 from gradlab._batches import as_tensor, map_tensors
 from gradlab.averaging import accumulation_dtype
 from gradlab.training import _keras_internals as internals
@@ -16,10 +16,26 @@ from gradlab.training.objective import Objective, total_loss
 from gradlab.training.whole_batch import differentiable
 
 MEBIBYTE = 2**20
-# On a CPU, fitted to measurements of ten networks on an Intel Xeon (benchmarks/NOTES.md): what TensorFlow takes to
-# compile and begin a training, and so much more for each traced operation; and a factor of all tensors, because
-# kernels copy some into another order of the dimensions, and because allocators leave gaps.
-RUNTIME, RUNTIME_PER_OPERATION, COPIES = 40 * MEBIBYTE, 62 * 1024, 1.22
+
+
+class Processor(NamedTuple):
+    """What a training takes on a CPU besides its numbers, fitted to ten networks (benchmarks/NOTES.md).
+
+    Attributes:
+        start: the bytes that TensorFlow takes to compile and begin it.
+        per_operation: so many more for each traced operation.
+        variables, tensors: the factors by which these take more than their bytes: kernels copy some, and allocators
+            leave gaps.
+    """
+
+    start: int
+    per_operation: int
+    variables: float
+    tensors: float
+
+
+WITH_ONEDNN = Processor(38 * MEBIBYTE, 66 * 1024, 1.18, 1.22)
+WITHOUT_ONEDNN = Processor(67 * MEBIBYTE, 58 * 1024, 1.84, 1.96)
 
 
 @dataclass(frozen=True)
@@ -30,7 +46,8 @@ class MemoryPlan:
         weights: the variables of the model.
         optimizer: the variables of the optimizer.
         accumulators: the summed gradients.
-        runtime: an estimate of what TensorFlow takes to compile the training; 0 on a GPU.
+        runtime: an estimate of what TensorFlow takes to compile the training, and of gaps beside the variables; 0 on a
+            GPU.
         in_flight: the number of micro-batches that are computed at once.
         copies: the factor by which activations and gradients take more memory than their numbers.
 
@@ -159,14 +176,19 @@ def plan_of(
     found = liveness(step.trace, step.gradients)
     if found is None:
         return None
+    weights = sum(_bytes(variable, variable.dtype) for variable in model.variables)
+    averages = sum(_bytes(variable, variable.dtype) for variable in optimizer.variables)
+    accumulators = sum(_bytes(v, dtype) for v, dtype in zip(model.trainable_variables, dtypes))
+    cpu = WITH_ONEDNN if runtime.uses_onednn() else WITHOUT_ONEDNN
+    gaps = (cpu.variables - 1) * (weights + averages + accumulators)
     on_gpu = bool(tf.config.list_logical_devices("GPU"))
     return MemoryPlan(
-        weights=sum(_bytes(variable, variable.dtype) for variable in model.variables),
-        optimizer=sum(_bytes(variable, variable.dtype) for variable in optimizer.variables),
-        accumulators=sum(_bytes(v, dtype) for v, dtype in zip(model.trainable_variables, dtypes)),
-        runtime=0 if on_gpu else RUNTIME + RUNTIME_PER_OPERATION * len(found.fixed),
+        weights=weights,
+        optimizer=averages,
+        accumulators=accumulators,
+        runtime=0 if on_gpu else int(cpu.start + cpu.per_operation * len(found.fixed) + gaps),
         in_flight=in_flight,
-        copies=1.0 if on_gpu else COPIES,
+        copies=1.0 if on_gpu else cpu.tensors,
         liveness=found,
     )
 

@@ -162,13 +162,15 @@ else:
 """
 
 
+# With oneDNN's kernels, the error of benchmarks/RESULTS.md. Without them, as TensorFlow computes by itself on some
+# processors, the peaks of two processes alone may differ by 14 %.
+@pytest.mark.parametrize("onednn, factor", [("1", 1.15), ("0", 2.0)])
 @pytest.mark.parametrize("b", ["8", "32"])
-def test_a_measured_process_is_within_15_percent(b):
-    # The plan was fitted with oneDNN's kernels, which TensorFlow uses by itself only on some processors.
-    environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "1"}
+def test_a_measured_process_is_as_planned(b, onednn, factor):
+    environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": onednn}
 
     def run(*arguments):
         command = [sys.executable, "-c", PROGRAM, *arguments]
         return float(subprocess.check_output(command, text=True, env=environment).splitlines()[-1])
 
-    assert run(b, "plan") == pytest.approx(run(b), rel=0.15)
+    assert 1 / factor < run(b, "plan") / run(b) < factor
