@@ -127,7 +127,7 @@ class AutoSize:
         fitting = room.fitting(sizes, in_flight)
         if not fitting and update.lower_in_flight():
             in_flight, fitting = 1, room.fitting(sizes, 1)
-        fitting = fitting or room.fitting(sizes, in_flight, margin=1.0)[-1:]
+        fitting = fitting or room.fitting(sizes, in_flight, at_best=True)[-1:]
         if not fitting:
             room.refuse(in_flight)
         reason = f"the largest that fits in {room}"

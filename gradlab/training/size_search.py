@@ -14,7 +14,9 @@ from gradlab._peak_memory import PeakMemory, return_freed_memory
 from gradlab.training.memory_plan import MEBIBYTE, MemoryPlan, plan_of
 from gradlab.training.update import WindowUpdate
 
-MARGIN, MARGIN_WITHOUT_ONEDNN = 1.25, 1.6  # A plan may be so much too small (benchmarks/NOTES.md).
+# A training may take so many times its plan, at worst and at best (benchmarks/NOTES.md).
+WORST, BEST = 1.25, 1.0
+WORST_WITHOUT_ONEDNN, BEST_WITHOUT_ONEDNN = 1.6, 0.7
 # A size is compared with the best larger one over so many pairs. It is better if it takes less than NEAR of the other's
 # time; one that takes more than WORSE of it ends the search, and so does the end of these SECONDS.
 PAIRS, NEAR, WORSE, SECONDS = 3, 0.95, 1.05, 20.0
@@ -55,13 +57,12 @@ class Room:
         self.left = self._memory - fixed
         self.is_known = not math.isinf(self._memory)
 
-    def fitting(self, sizes: list[int], in_flight: int, margin: float | None = None) -> list[int]:
+    def fitting(self, sizes: list[int], in_flight: int, at_best: bool = False) -> list[int]:
         """Those of the sizes that are planned to fit, with so many micro-batches at once; all if there is no plan."""
-        if margin is None:
-            margin = MARGIN if runtime.uses_onednn() else MARGIN_WITHOUT_ONEDNN
+        worst, best = (WORST, BEST) if runtime.uses_onednn() else (WORST_WITHOUT_ONEDNN, BEST_WITHOUT_ONEDNN)
         steps = [-(-sizes[0] // size) for size in sizes]
         totals = [self._total(size, min(in_flight, each)) for size, each in zip(sizes, steps)]
-        return [size for size, total in zip(sizes, totals) if margin * total <= self._memory]
+        return [size for size, total in zip(sizes, totals) if (best if at_best else worst) * total <= self._memory]
 
     def refuse(self, in_flight: int) -> None:
         """Raises ValueError, because not even one example fits."""

@@ -76,7 +76,7 @@ def test_the_parts_of_a_small_network():
     assert 8 * PARAMETERS <= planned.optimizer < 8 * PARAMETERS + 64
     assert planned.fixed == planned.weights + planned.optimizer + planned.accumulators + planned.runtime
     # The backward pass needs the inputs of three layers, dropout's mask, and what it computes at that moment.
-    assert 4 * 400 * 1000 < planned.activations(1000) < 4 * 4 * 400 * 1000
+    assert 4 * 400 * 1000 < planned.activations(1000) / planned.copies < 3.5 * 4 * 400 * 1000
     assert planned.activations(2000) == pytest.approx(2 * planned.activations(1000), rel=0.01)
     for one, other in zip(before, model.variables, strict=True):
         np.testing.assert_array_equal(one, other)  # nothing was run

@@ -412,7 +412,7 @@ def test_what_earlier_trials_took_counts(monkeypatch):
 
 def test_the_trial_shows_a_loss_over_the_whole_batch_all_of_it(capsys, monkeypatch):
     """A loss for 12 pairs, of which the second halves are the other views: a part of the batch would not do."""
-    monkeypatch.setattr(size_search.Room, "fitting", lambda self, sizes, in_flight, margin=1.0: [3, 2])
+    monkeypatch.setattr(size_search.Room, "fitting", lambda self, sizes, in_flight, at_best=False: [3, 2])
 
     def two_views(y, y_pred):
         one, other = tf.split(tf.math.l2_normalize(y_pred, -1), 2, axis=0)
