@@ -245,13 +245,6 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def uses_onednn() -> bool:
-    """Whether TensorFlow computes with oneDNN on this CPU, as it does by itself only on some."""
-    from tensorflow.python.util import _pywrap_util_port  # there is no public name for it
-
-    return _pywrap_util_port.IsMklEnabled()
-
-
 def available_memory() -> float:
     """The bytes that this process can still take without swapping; infinite where Linux does not tell."""
     available = float("inf")

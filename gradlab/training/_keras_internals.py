@@ -1,4 +1,4 @@
-"""Every private part of Keras that gradlab uses. The tests run with the oldest and the newest Keras that are supported.
+"""Every private part of Keras that gradlab uses, and one of TensorFlow. Tested with the oldest and the newest Keras.
 
 Each function says why the public API is not enough. Checked with Keras 3.14 and 3.15.
 """
@@ -18,6 +18,7 @@ from keras.src.losses.loss import squeeze_or_expand_to_same_rank
 from keras.src.losses.losses import LossFunctionWrapper
 from keras.src.random.seed_generator import global_seed_generator
 from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics
+from tensorflow.python.util import _pywrap_util_port
 
 from gradlab._batches import map_tensors, spec_of
 
@@ -172,6 +173,11 @@ def is_by_example(loss: keras.losses.Loss) -> bool:
     function = function_of_loss(loss)[0]
     own = getattr(function, "__module__", None) == keras.losses.mean_squared_error.__module__
     return own and isinstance(loss, LossFunctionWrapper) and function is not keras.losses.circle
+
+
+def uses_onednn() -> bool:
+    """Whether TensorFlow computes with oneDNN on this CPU, as it does by itself only on some."""
+    return _pywrap_util_port.IsMklEnabled()
 
 
 def same_rank(one: Any, other: Any) -> tuple:

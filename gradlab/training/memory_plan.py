@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from gradlab import _checks, runtime
+from gradlab import _checks
 from gradlab._batches import as_tensor, map_tensors
 from gradlab.averaging import accumulation_dtype
 from gradlab.training import _keras_internals as internals
@@ -180,7 +180,7 @@ def plan_of(
     weights = sum(_bytes(variable, variable.dtype) for variable in model.variables)
     averages = sum(_bytes(variable, variable.dtype) for variable in optimizer.variables)
     accumulators = sum(_bytes(v, dtype) for v, dtype in zip(model.trainable_variables, dtypes))
-    cpu = WITH_ONEDNN if runtime.uses_onednn() else WITHOUT_ONEDNN
+    cpu = WITH_ONEDNN if internals.uses_onednn() else WITHOUT_ONEDNN
     gaps = (cpu.variables - 1) * (weights + averages + accumulators)
     on_gpu = bool(tf.config.list_logical_devices("GPU"))
     return MemoryPlan(

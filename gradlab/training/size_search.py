@@ -11,12 +11,10 @@ import tensorflow as tf
 from gradlab import runtime
 from gradlab._batches import examples_of, map_tensors, rows_of, spec_of, tensors_of
 from gradlab._peak_memory import PeakMemory, return_freed_memory
+from gradlab.training import _keras_internals as internals
 from gradlab.training.memory_plan import MEBIBYTE, MemoryPlan, plan_of
 from gradlab.training.update import WindowUpdate
 
-# A training may take so many times its plan, at worst and at best (benchmarks/NOTES.md).
-WORST, BEST = 1.25, 1.0
-WORST_WITHOUT_ONEDNN, BEST_WITHOUT_ONEDNN = 1.6, 0.7
 # A size is compared with the best larger one over so many pairs. It is better if it takes less than NEAR of the other's
 # time; one that takes more than WORSE of it ends the search, and so does the end of these SECONDS.
 PAIRS, NEAR, WORSE, SECONDS = 3, 0.95, 1.05, 20.0
@@ -26,6 +24,11 @@ TOO_LITTLE_FOR_WHOLE = (
     "memory must hold a micro-batch of one example, and the loss over the whole batch with its gradient; a smaller "
     f"batch takes less, and {HELP}. Received: a batch with which memory runs out in micro-batches of one"
 )
+
+
+def times_planned() -> tuple[float, float]:
+    """How many times its plan a training may take on this processor, at worst and at best (benchmarks/NOTES.md)."""
+    return (1.25, 1.0) if internals.uses_onednn() else (1.6, 0.7)
 
 
 class Room:
@@ -59,10 +62,10 @@ class Room:
 
     def fitting(self, sizes: list[int], in_flight: int, at_best: bool = False) -> list[int]:
         """Those of the sizes that are planned to fit, with so many micro-batches at once; all if there is no plan."""
-        worst, best = (WORST, BEST) if runtime.uses_onednn() else (WORST_WITHOUT_ONEDNN, BEST_WITHOUT_ONEDNN)
+        times = times_planned()[1 if at_best else 0]
         steps = [-(-sizes[0] // size) for size in sizes]
         totals = [self._total(size, min(in_flight, each)) for size, each in zip(sizes, steps)]
-        return [size for size, total in zip(sizes, totals) if (best if at_best else worst) * total <= self._memory]
+        return [size for size, total in zip(sizes, totals) if times * total <= self._memory]
 
     def refuse(self, in_flight: int) -> None:
         """Raises ValueError, because not even one example fits."""

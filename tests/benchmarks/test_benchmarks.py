@@ -19,7 +19,6 @@ from benchmarks import (
     whole_batch,
 )
 from gradlab.lab.figures import plots
-from gradlab.training import size_search
 
 CELLS = [
     {
@@ -121,8 +120,9 @@ def test_plans_and_automatic_sizes_are_measured(monkeypatch):
 def test_the_published_plans_and_automatic_sizes():
     found = report.read()
     errors = [row["planned"] / row["measured"] for row in found["plan"]]
-    assert len(errors) == 52 and max(errors) <= 1.15 and min(errors) > 1 / size_search.MARGIN  # what the docs say
-    assert sum(error < 0.845 for error in errors) == 1
+    # What the docs say: one of them is 16 % off, all others at most 15 %. "auto" allows for the smallest.
+    assert sorted(round(100 * abs(error - 1)) for error in errors)[-2:] == [15, 16] and len(errors) == 52
+    assert min(errors) > 1 / 1.25
     ratios = {row["network"]: row["auto"] / min(row["milliseconds"].values()) for row in found["auto"]}
     assert max(ratios.values()) <= 1.1
 
