@@ -189,7 +189,7 @@ def run_as_soon_as_possible(lab: Lab) -> None:
             lab.press("run")
         return re.match("running|finished", lab.status()) is not None
 
-    until(is_trained, lab.status)
+    until(is_trained, lambda: f"{lab.status()} {lab.text('lost')}")
 
 
 def pids_with(word: str) -> list[int]:
