@@ -62,7 +62,8 @@ class Room:
 
     def fitting(self, sizes: list[int], in_flight: int, at_best: bool = False) -> list[int]:
         """Those of the sizes that are planned to fit, with so many micro-batches at once; all if there is no plan."""
-        times = times_planned()[1 if at_best else 0]
+        worst, best = times_planned()
+        times = best if at_best else worst
         steps = [-(-sizes[0] // size) for size in sizes]
         totals = [self._total(size, min(in_flight, each)) for size, each in zip(sizes, steps)]
         return [size for size, total in zip(sizes, totals) if times * total <= self._memory]
