@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 
@@ -21,6 +22,8 @@ from events import is_running
 from jupyter_server.services.kernels.connection.base import serialize_msg_to_ws_v1
 from lab_page import DEADLINE, FLAGS, SCREENSHOTS, Lab, chromium_path, free_port, listens, until, until_up
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
+
+from benchmarks.classroom.page import Figures, PageWithoutBrowser
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -308,6 +311,19 @@ def test_messages_on_which_a_server_would_hang(classroom):
         with contextlib.suppress(OSError, websocket.WebSocketException):
             line.send(message, 1 if isinstance(message, str) else 2)
         line.close(timeout=0.1)
+    assert status_of(f"http://127.0.0.1:{server.port}/") == 200
+
+
+def test_answers_to_a_page_whose_socket_is_being_closed_do_not_hang_the_server(classroom):
+    server = classroom("--trainers=1")
+    page = PageWithoutBrowser(server.port, Figures(), random.Random(0), time.monotonic() + DEADLINE)
+    for number in range(20):  # its kernel answers each with the numbers of a run
+        page._tell("charts", {"method": "custom", "content": {"ask": str(number), "have": {}, "revision": 0}})
+    page._socket.send_binary(b"no message")  # on which the server closes the socket; the page does not answer that
+    page._socket.sock.settimeout(60)
+    with contextlib.suppress(ConnectionResetError):
+        while page._socket.sock.recv(2**16):  # until the server has waited for the page's answer for a few seconds
+            pass
     assert status_of(f"http://127.0.0.1:{server.port}/") == 200
 
 

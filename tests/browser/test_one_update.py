@@ -65,6 +65,31 @@ def test_a_step_adds_a_micro_batch_and_the_last_one_is_followed_by_the_update(bl
     assert seen == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2], [0, 0]]
 
 
+# Shows the view with a model that only keeps what the view sends, and resets it.
+RESET = """async ([source, values]) => {
+    const module = await import(URL.createObjectURL(new Blob([source], {type: "text/javascript"})));
+    const heard = {}, sent = [];
+    const model = {
+        get: (name) => values[name],
+        set: (name, value) => values[name] = value,
+        on: (name, react) => heard[name] = react,
+        save_changes: () => sent.push(["start", values.start]),
+        send: (content) => sent.push(["message", content]),
+    };
+    values.noise = new DataView(new Int16Array(values.noise).buffer);
+    module.showOneUpdate({model, el: document.body.appendChild(document.createElement("div"))});
+    heard["msg:custom"]({start: [-4, 2.2]});
+    return sent;
+}"""
+
+
+def test_the_page_answers_a_reset_after_all_that_it_has_sent_before(blank):
+    sent = OneUpdate(5)
+    values = {name: getattr(sent, name) for name in ("accumulation_steps", "towers", "constants", "looked_at")}
+    values |= {"start": [1.0, 1.0], "noise": np.frombuffer(sent.noise, "<i2").tolist()}
+    assert blank.evaluate(RESET, [MODULE, values]) == [["start", [-4, 2.2]], ["message", {"reset": True}]]
+
+
 def state(view) -> dict:
     return json.loads(view.evaluate("(view) => JSON.stringify(view.dataset)"))
 

@@ -2,7 +2,7 @@
 
 Voila reads each message of a kernel by the first version of Jupyter's protocol, and Jupyter reads a page's message by
 the number of parts that it claims to have. A page that asks for no protocol, or claims to have 2**63 parts, would
-occupy the server for all visitors.
+occupy the server for all visitors. So would a message for a page whose socket is being closed.
 
 A page that is closed or reloaded says so with a request that outlives it (charts.js), and its kernel ends at once. The
 server also pings every page. The kernel of a page that stops answering ends after the seconds of the setting `GONE`.
@@ -16,6 +16,7 @@ from jupyter_server.base.handlers import JupyterHandler
 from jupyter_server.utils import url_path_join
 from tornado.ioloop import IOLoop
 from tornado.web import HTTPError, authenticated
+from tornado.websocket import WebSocketProtocol, WebSocketProtocol13
 from voila.app import Voila
 from voila.tornado.kernel_websocket_handler import VoilaKernelWebsocketHandler
 
@@ -38,12 +39,28 @@ class PageSocket(VoilaKernelWebsocketHandler):
 
     @property
     def ping_interval(self) -> float:
-        """The milliseconds between two pings, and for their answer: a silent page is closed within half of `GONE`."""
+        """The milliseconds between two pings. Two of them fit in half of `GONE`, so one may come late or get lost."""
         return 250 * self.settings[GONE]
 
     @property
     def ping_timeout(self) -> float:
-        return self.ping_interval
+        return 1.5 * self.ping_interval
+
+    def get_websocket_protocol(self) -> WebSocketProtocol | None:
+        protocol = super().get_websocket_protocol()
+        if isinstance(protocol, WebSocketProtocol13):
+            protocol.params.ping_interval = 0  # Jupyter pings; Tornado would too, and take the milliseconds for seconds
+        return protocol
+
+    def write_message(self, message: bytes | dict[str, Any], binary: bool = False) -> Any:
+        """Sends the page a message of its kernel; nothing if the socket is being closed.
+
+        Such a socket has no protocol. So Jupyter writes the message in an older format, and Voila would still read it
+        by the first version of the protocol, by which it can claim to have 2**63 parts.
+        """
+        if self.ws_connection is None or self.ws_connection.is_closing():
+            return None
+        return super().write_message(message, binary)
 
     async def get(self, *arguments: Any, **more: Any) -> None:
         if PROTOCOL not in self.request.headers.get("Sec-WebSocket-Protocol", ""):

@@ -244,8 +244,8 @@ def train_and_send(address: tuple[str, int], key: bytes, experiment: str, setup:
     """
     try:
         line = multiprocessing.connection.Client(address, authkey=key)
-    except OSError:
-        return  # the run was stopped before it began
+    except (OSError, EOFError, multiprocessing.AuthenticationError):
+        return  # the run was stopped before it began, and perhaps another one listens there now
     stop, more = Stop(), threading.Semaphore(AHEAD)
 
     def listen() -> None:

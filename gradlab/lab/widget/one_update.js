@@ -229,6 +229,7 @@ export function showOneUpdate({ model, el }) {
     play(false);
     startAt(start);
     model.save_changes();
+    model.send({ reset: true });
     compute();
   }
 

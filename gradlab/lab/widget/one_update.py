@@ -32,6 +32,7 @@ class OneUpdate(anywidget.AnyWidget):
     def __init__(self, accumulation_steps: int = 1, towers: int = 1):
         super().__init__(accumulation_steps=accumulation_steps, towers=towers, start=toy.START.tolist())
         self.add_class("gradlab-toy")
+        self.on_msg(lambda *_: self._return_to_start())  # says that the page has been reset
 
     @traitlets.default("noise")
     def _noise(self) -> bytes:
@@ -50,9 +51,13 @@ class OneUpdate(anywidget.AnyWidget):
 
     def reset(self) -> None:
         """Return to the first starting point and to the first update that is drawn."""
-        self.start = toy.START.tolist()
-        # A point that the page has just sent may arrive after this, so the page sets it too.
+        self._return_to_start()
+        # A point that the page has just sent may be handled after this, on another thread. So the page sets its own
+        # start, and answers: its messages are handled in their order.
         self.send({"start": self.start})
+
+    def _return_to_start(self) -> None:
+        self.start = toy.START.tolist()
 
     def picture(self, steps: int) -> tuple[bytes, str]:
         """The view as PNG, for pages without widgets, and its text alternative.

@@ -33,6 +33,15 @@ def test_the_picture_follows_the_starting_point():
     assert other != png and moved == toy.describe(toy.descend(5, start=(1.0, -2.0))) != description
 
 
+def test_a_reset_outlasts_a_point_that_was_sent_before_it(monkeypatch):
+    view, sent = OneUpdate(5), []
+    monkeypatch.setattr(view, "send", sent.append)
+    view.reset()
+    view.set_state({"start": [-3.75, 2.45]})  # the page moved the ring before, and another thread was slower
+    view._handle_custom_msg({"reset": True}, [])  # the page's answer: its messages keep their order
+    assert view.start == toy.START.tolist() and sent == [{"start": toy.START.tolist()}]
+
+
 def test_the_lab_shows_all_micro_batches_of_its_towers(make):
     lab = make(accumulation_steps=7, hide=())
     assert "7 micro-batch gradients" in lab.views["toy"].description

@@ -1,0 +1,57 @@
+"""The socket of a classroom's page: when the server calls a page silent."""
+
+import logging
+
+import pytest
+from jupyter_server.base import websocket as jupyter
+
+from gradlab.lab.classroom.page_socket import GONE, PageSocket
+
+INTERVAL = 10.0  # seconds between two pings, for GONE = 40
+
+
+class Socket(PageSocket):
+    """A page's socket without a server, on a clock of its own."""
+
+    settings = None
+    log = logging.getLogger("test")
+
+    def __init__(self):
+        self.settings = {GONE: 4 * INTERVAL}
+        self.ws_connection, self.client_terminated = self, False
+        self.now, self.pings, self.closed_at = 0.0, 0, None
+
+    def ping(self, data):
+        self.pings += 1
+
+    def close(self, code=None, reason=None):
+        self.closed_at = self.now
+
+    def at(self, seconds, act, *arguments):
+        self.now = seconds
+        act(*arguments)
+
+
+@pytest.fixture
+def socket(monkeypatch):
+    made = Socket()
+    loop = type("Loop", (), {"time": lambda self: made.now})()
+    monkeypatch.setattr(jupyter.ioloop.IOLoop, "current", lambda: loop)
+    return made
+
+
+def test_a_page_that_answers_is_not_called_silent_when_the_server_is_late(socket):
+    for number in range(1, 100):
+        late = 0.2 * INTERVAL * (number % 2)  # every other ping
+        socket.at(number * INTERVAL + late, socket.send_ping)
+        socket.at(socket.now + 0.001, socket.on_pong, b"")
+    assert socket.closed_at is None and socket.pings == 99
+
+
+def test_a_silent_page_is_closed_within_half_of_the_time_that_it_has(socket):
+    socket.at(INTERVAL, socket.send_ping)
+    socket.at(INTERVAL + 0.001, socket.on_pong, b"")
+    for number in (2, 3, 4):
+        if socket.closed_at is None:
+            socket.at(number * INTERVAL, socket.send_ping)
+    assert socket.closed_at == 3 * INTERVAL
