@@ -163,14 +163,14 @@ else:
 
 
 # With oneDNN's kernels, the error of benchmarks/RESULTS.md. Without them, as TensorFlow computes by itself on some
-# processors, the peaks of two processes alone may differ by 14 %.
-@pytest.mark.parametrize("onednn, factor", [("1", 1.15), ("0", 2.0)])
+# processors, the heap leaves gaps, more in one process than in the next: the least peak of three counts.
+@pytest.mark.parametrize("onednn, processes, factor", [("1", 1, 1.15), ("0", 3, 2.0)])
 @pytest.mark.parametrize("b", ["8", "32"])
-def test_a_measured_process_is_as_planned(b, onednn, factor):
+def test_a_measured_process_is_as_planned(b, onednn, processes, factor):
     environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": onednn}
 
     def run(*arguments):
         command = [sys.executable, "-c", PROGRAM, *arguments]
         return float(subprocess.check_output(command, text=True, env=environment).splitlines()[-1])
 
-    assert 1 / factor < run(b, "plan") / run(b) < factor
+    assert 1 / factor < run(b, "plan") / min(run(b) for _ in range(processes)) < factor
