@@ -39,7 +39,7 @@ class PageSocket(VoilaKernelWebsocketHandler):
 
     @property
     def ping_interval(self) -> float:
-        """The milliseconds between two pings. Two of them fit in half of `GONE`, so one may come late or get lost."""
+        """The milliseconds between two pings. Two of them are half of `GONE`: then a silent page is closed."""
         return 250 * self.settings[GONE]
 
     @property

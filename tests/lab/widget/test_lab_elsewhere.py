@@ -265,3 +265,16 @@ def test_a_lab_that_is_killed_leaves_no_training_behind(cluster):
         job.kill()
     for worker in cluster.run(os.getpid):  # each worker has one thread, which is free again
         cluster.submit(int, workers=[worker], pure=False).result(timeout=LIMIT)
+
+
+def test_a_worker_that_calls_where_another_run_listens_now_trains_nothing():
+    with multiprocessing.connection.Listener(("127.0.0.1", 0), authkey=b"another run") as listener:
+
+        def refuse():
+            with pytest.raises(multiprocessing.AuthenticationError):
+                listener.accept()
+
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            refused = pool.submit(refuse)
+            stream.train_and_send(listener.address, b"a stopped run", "no experiment", None)
+            refused.result()
