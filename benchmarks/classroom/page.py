@@ -111,15 +111,19 @@ class PageWithoutBrowser:
                 if queued is not None:
                     self._figures.add("of it in the queue", time.monotonic() - queued)
                 return
-            time.sleep(0.05)
+            time.sleep(self._pause(content))
         self._figures.count("lost" if time.monotonic() < self._end else "in the queue at the end")
 
     def _read_for(self, seconds: float) -> None:
         """Asks as a page does while a run is under way."""
         end = min(time.monotonic() + seconds, self._end)
         while time.monotonic() < end:
-            self._ask()
-            time.sleep(0.1)
+            time.sleep(min(self._pause(self._ask()), max(0.0, end - time.monotonic())))
+
+    @staticmethod
+    def _pause(content: dict) -> float:
+        """The seconds until the next question. A page asks no more after a run's end; this one still does."""
+        return 0.1 if content["again"] is None else content["again"] / 1000
 
     def _ask(self) -> dict:
         """Asks for new numbers, and returns the answer."""

@@ -33,6 +33,7 @@ Made = list[tuple[int, Update]]  # an update of each seed in training
 MESSAGE_SECONDS = 0.03  # quick updates wait for each other so long
 AHEAD = 4  # messages that a worker sends before the first of them is shown
 POLL_SECONDS = 0.02  # between two looks at whether the run was stopped
+QUEUE_SECONDS = 0.25  # between two looks at a run that waits: many may wait on one machine
 GOODBYE_SECONDS = 10  # in which a lab closes the connection after the last message
 
 
@@ -51,9 +52,11 @@ class Stream(Protocol):
         about: the environment of the training, as `environment.describe` gives it.
         peak_bytes: the peak of its memory so far.
         sentence: what there is to know about the way it is trained, or "".
+        place: its place in a queue, or 0.
     """
 
     sentence: str
+    place: int
 
     @property
     def about(self) -> dict[str, Any]: ...
@@ -67,7 +70,7 @@ class Stream(Protocol):
 class Here:
     """Trains in this process."""
 
-    sentence = ""
+    sentence, place = "", 0
 
     def __init__(self, experiment: Experiment, stop: Stop):
         self._experiment, self._stop, self._memory = experiment, stop, PeakMemory()
@@ -106,10 +109,11 @@ class There:
         self._seen = 0
         self.about: dict[str, Any] = {}
         self.peak_bytes = float("nan")
-        self.sentence = "waiting for a worker"
+        self.sentence, self.place = "waiting for a worker", 0
 
     def __iter__(self) -> Iterator[Made]:
-        with _Calls(host_for(self._executor)) as calls:
+        calls = _Calls(host_for(self._executor))
+        with calls, self._stop.calling(lambda: calls.accepted.put(None)):
             work = calls.address, calls.key, self._experiment.to_json(), runtime.arguments()
             try:
                 future = worker.checked_executor(self._executor).submit(train_and_send, *work)
@@ -118,6 +122,7 @@ class There:
             try:
                 for attempt in range(2):
                     line = self._answered(calls, future)
+                    self.place = 0
                     if line is None:
                         return
                     self.sentence = "a worker was lost: another repeats the run, and goes on" if attempt else ""
@@ -132,9 +137,10 @@ class There:
         """The connection of a worker, as soon as one has the job; None if the run is stopped before."""
         while not self._stop.is_set():
             with contextlib.suppress(queue.Empty):
-                return calls.accepted.get(timeout=POLL_SECONDS)
-            if place := getattr(future, "place", None):
-                self.sentence = f"waiting for a trainer: place {place} in the queue"
+                return calls.accepted.get(timeout=QUEUE_SECONDS)
+            self.place = getattr(future, "place", None) or 0
+            if self.place:
+                self.sentence = f"waiting for a trainer: place {self.place} in the queue"
             if future.done():
                 with contextlib.suppress(queue.Empty):
                     return calls.accepted.get(timeout=1)  # a short training is over before its call is accepted
@@ -185,11 +191,11 @@ class _Calls:
     Attributes:
         address: (host, port), where workers call.
         key: what they must know.
-        accepted: the connections of those who do.
+        accepted: the connections of those who do. None wakes up who waits for them.
     """
 
     def __init__(self, host: str):
-        self.key, self.accepted = secrets.token_bytes(32), queue.Queue[multiprocessing.connection.Connection]()
+        self.key, self.accepted = secrets.token_bytes(32), queue.Queue[multiprocessing.connection.Connection | None]()
         self._listener = multiprocessing.connection.Listener((host, 0), authkey=self.key)
         self.address: Any = self._listener.address
         self._thread = threading.Thread(target=self._accept, name="gradlab-calls", daemon=True)

@@ -21,6 +21,7 @@ from gradlab.lab.widget.trace import COLUMNS, Trace
 # Milliseconds until the page asks again: by state; SOON in other states and during the first updates.
 ASK_AGAIN = {State.RUNNING: 100, State.PAUSED: 100}
 SOON = 30
+QUEUED, FAR = 250, 4  # for each place in a queue, up to FAR places: there, many labs share the processors
 HOLD_SECONDS = 0.05  # An answer waits at most this long for the first update of a run.
 PAGES = 4  # `push` sends to the last pages that asked, at most this many.
 POINT_SHARE = 0.01  # The current run's point in the views against k takes at most this share of the time.
@@ -201,6 +202,8 @@ def _finite(number: float) -> float | None:
 
 def _pause(run: Run) -> int:
     """The milliseconds after which a page asks again."""
+    if run.place:
+        return QUEUED * min(run.place, FAR)
     if run.young and run.state is not State.PAUSED:
         return SOON
     return ASK_AGAIN.get(run.state, SOON)

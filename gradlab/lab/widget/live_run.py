@@ -181,6 +181,11 @@ class Run:
         return sum(map(len, list(self.updates.values()))) < 3 * max(1, len(self._latest))
 
     @property
+    def place(self) -> int:
+        """The run's place in the queue of a classroom, or 0."""
+        return self._stream.place
+
+    @property
     def progress(self) -> float:
         """The share of the budget that is used up, over all seeds: 0 to 1."""
         done = sum(made[-1].progress if not made[-1].diverged else 1.0 for made in list(self.updates.values()))

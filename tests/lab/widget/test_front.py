@@ -66,8 +66,7 @@ def test_nothing_is_sent_from_another_thread(make, monkeypatch):
     lab = make(updates=30, hide=())
     page = Page(lab)
     page.say(seen=True)  # trains by itself
-    while page.ask()["again"] is not None:
-        pass
+    wait_until(lambda: page.ask()["again"] is None)
     assert page.rows["now: k = 5, b = 20"].shape == (30, len(COLUMNS))
     assert "finished" in widget(lab, "status").value and widget(lab, "progress").value == 1
     lab.run(updates=20)

@@ -13,13 +13,14 @@ import pytest
 from dask_processes import DaskProcesses
 from events import LIMIT, wait_until
 from jupyter_client.manager import start_new_kernel
-from lab_widgets import click, run_to_the_end, updates_made, wait_for_pause
+from lab_widgets import Page, click, run_to_the_end, updates_made, wait_for_pause
 
 import gradlab
 from gradlab.lab.experiments import stream
 from gradlab.lab.experiments.cluster import DASK, cluster_of_environment
 from gradlab.lab.experiments.run import run
 from gradlab.lab.experiments.sweep import processes
+from gradlab.lab.widget import front
 from gradlab.lab.widget.live_run import State
 
 
@@ -27,6 +28,23 @@ from gradlab.lab.widget.live_run import State
 def pool():
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         yield pool
+
+
+@pytest.fixture
+def queue():
+    """An executor that never trains, and tells the run's place."""
+
+    class Job(concurrent.futures.Future):
+        place = 0
+
+    class Queue:
+        job = None
+
+        def submit(self, *work):
+            self.job = Job()
+            return self.job
+
+    return Queue()
 
 
 @pytest.mark.parametrize(
@@ -117,6 +135,28 @@ def test_a_run_that_the_executor_cancels_says_so(make):
     assert lab.status.startswith("failed: the executor has cancelled it, as Dask does when it loses its scheduler")
 
 
+def test_a_page_asks_less_often_the_longer_the_queue(make, queue):
+    lab = make(executor=queue, hide=())
+    page = Page(lab)
+    lab.run()
+    wait_until(lambda: queue.job is not None)
+    for place, again in ((9, 1000), (2, 500), (1, 250), (0, front.SOON)):
+        queue.job.place = place
+        wait_until(lambda again=again: page.ask()["again"] == again)
+        assert f"place {place or 1} in the queue" in lab.status
+    click(lab, "stop")
+    assert lab.wait() is State.FINISHED
+
+
+def test_stop_in_a_queue_does_not_wait_for_the_next_look_at_the_place(make, queue, monkeypatch):
+    monkeypatch.setattr(stream, "QUEUE_SECONDS", 2 * LIMIT)
+    lab = make(executor=queue)
+    lab.run()
+    wait_until(lambda: queue.job is not None)
+    click(lab, "stop")
+    wait_until(lambda: lab.state is State.FINISHED)
+
+
 def test_callers_without_the_key_are_turned_away(make, pool):
     class Attacked:
         def submit(self, function, address, key, *rest):
@@ -142,6 +182,7 @@ KERNEL = """
 import sys
 import gradlab
 from gradlab.lab.experiments.sweep import processes
+from gradlab.lab.widget import front
 pool = processes(1, towers=3, seed=0)
 lab = gradlab.AccumulationLab(executor=pool, updates=50, seeds=2)
 display(lab)
