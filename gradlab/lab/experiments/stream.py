@@ -121,8 +121,7 @@ class There:
                 raise Failed(str(error), "") from error
             try:
                 for attempt in range(2):
-                    line = self._answered(calls, future)
-                    self.place = 0
+                    line, self.place = self._answered(calls, future), 0
                     if line is None:
                         return
                     self.sentence = "a worker was lost: another repeats the run, and goes on" if attempt else ""
