@@ -137,9 +137,9 @@ class There:
         while not self._stop.is_set():
             with contextlib.suppress(queue.Empty):
                 return calls.accepted.get(timeout=QUEUE_SECONDS)
-            self.place = getattr(future, "place", None) or 0
-            if self.place:
-                self.sentence = f"waiting for a trainer: place {self.place} in the queue"
+            if place := getattr(future, "place", None) or 0:
+                self.sentence = f"waiting for a trainer: place {place} in the queue"
+            self.place = place
             if future.done():
                 with contextlib.suppress(queue.Empty):
                     return calls.accepted.get(timeout=1)  # a short training is over before its call is accepted

@@ -182,7 +182,6 @@ KERNEL = """
 import sys
 import gradlab
 from gradlab.lab.experiments.sweep import processes
-from gradlab.lab.widget import front
 pool = processes(1, towers=3, seed=0)
 lab = gradlab.AccumulationLab(executor=pool, updates=50, seeds=2)
 display(lab)
