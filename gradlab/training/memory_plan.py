@@ -34,7 +34,7 @@ class Processor(NamedTuple):
     tensors: float
 
 
-WITH_ONEDNN = Processor(38 * MEBIBYTE, 66 * 1024, 1.18, 1.22)
+WITH_ONEDNN = Processor(38 * MEBIBYTE, 62 * 1024, 1.22, 1.23)
 WITHOUT_ONEDNN = Processor(67 * MEBIBYTE, 58 * 1024, 1.84, 1.96)
 
 
