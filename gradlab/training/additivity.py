@@ -72,8 +72,8 @@ class Additivity:
         losses: Callable,
         batch: tuple,
         microbatch_size: int | tf.Variable,
-    ) -> tf.Tensor:
-        """For each loss one of the constants above, shape (losses,). To be called wherever the losses are needed.
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """For each loss one of the constants above, shape (losses,), and what to `remember` of this window.
 
         Args:
             names: the names of the losses.
@@ -110,10 +110,14 @@ class Additivity:
                     is_sum = (kinds[i] != NEITHER) & (kinds[i] != MEAN)
                     tf.debugging.Assert(is_sum, [OTHERS_RULE.format(name=name), numbers])
             now = told + tf.cast(tf.reduce_all(kinds != UNKNOWN), told.dtype)
-            self._kinds.assign(tf.concat([kinds, tf.fill([MOST_LOSSES - number], UNKNOWN), [now]], 0))
-            return kinds
+            return kinds, tf.concat([kinds, tf.fill([MOST_LOSSES - number], UNKNOWN), [now]], 0)
 
-        return tf.cond((told < WINDOWS) & (few > 1), find_out, lambda: known)
+        return tf.cond((told < WINDOWS) & (few > 1), find_out, lambda: (known, remembered))
+
+    def remember(self, found: tf.Tensor | None) -> None:
+        """Keeps what `kinds` found, once the window counts: one that is only tried, or fails, does not."""
+        if found is not None:
+            self._kinds.assign(found)
 
     def warnings(self, names: list[str], sums: int) -> list[str]:
         """The new warnings for losses with these names, the last of which must be sums, once all kinds are known."""

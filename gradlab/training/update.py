@@ -222,6 +222,8 @@ class WindowUpdate:
             (sums.gradients, sums.weight, sums.skipped, tf.size(sums.weights), passed.statistics, passed.term_sums)
         )
         values, gradients, statistics, weight = self._begin((passed.values, gradients, statistics, weight))
+        with tf.control_dependencies([weight]):
+            passed.remember()
         # The order is that of the large batch: its forward pass assigns variables, then the optimizer updates them.
         plan.state.end(values, steps, statistics)
         divisor = tf.ones_like(weight) if plan.is_sum else weight

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import keras
@@ -32,6 +33,7 @@ class Passed(NamedTuple):
         logs: what the model's own `compute_metrics` returned, as in the plan of the metrics.
         unit: the number by which weights were divided while gradients were summed.
         is_mean: whether that makes the sums of gradients means already.
+        remember: a function () that keeps what the window shows of its losses, to be called if the window counts.
     """
 
     plan: Plan
@@ -42,6 +44,7 @@ class Passed(NamedTuple):
     logs: list
     unit: Any
     is_mean: bool
+    remember: Callable[[], None]
 
     def named_logs(self) -> dict:
         """The logs by name; None for those of the losses."""
@@ -155,7 +158,7 @@ class WindowPass:
             skip_nonfinite=self._loop.skip_nonfinite,
         )
         first, examples = plan.state.begin(), examples_of(batch[0])
-        kinds = self._kinds(plan, first, batch, size if cut is None else tf.reduce_min(cut.sizes))
+        kinds, found = self._kinds(plan, first, batch, size if cut is None else tf.reduce_min(cut.sizes))
         if kinds is not None:
             with tf.control_dependencies([kinds]):  # a loss that is refused must not leave an update behind
                 batch = map_tensors(tf.identity, batch)
@@ -193,7 +196,8 @@ class WindowPass:
             term_sums[i] = tf.cast(loss, dtype) / replicas, tf.ones([], dtype)
         weights = [plan.loss_weights[i] for i in plan.whole]
         sums = Sums(with_own(sums.gradients, between.own_gradients, weights), *sums[1:])
-        return Passed(plan, sums, values, statistics, term_sums, logs, unit, is_mean)
+        remember = partial(self._additivity.remember, found)
+        return Passed(plan, sums, values, statistics, term_sums, logs, unit, is_mean, remember)
 
     def _unit(self, plan: Plan, examples: tf.Tensor, size: Any) -> tuple:
         """The number by which weights are divided while gradients are summed, and whether that makes sums means.
@@ -270,11 +274,11 @@ class WindowPass:
     def _compiled(self, function: Callable) -> Callable:
         return tf.function(function, jit_compile=True, autograph=False) if self._jit else function
 
-    def _kinds(self, plan: Plan, values: list, batch: tuple, size: Any) -> tf.Tensor | None:
-        """Whether losses that are one number for a batch are means or sums; None if there is nothing to find out."""
+    def _kinds(self, plan: Plan, values: list, batch: tuple, size: Any) -> tuple:
+        """Whether losses that are one number for a batch are means or sums, and what to remember of it; or Nones."""
         self._names, self._sums = plan.numbers + plan.adding + plan.unknown, len(plan.unknown)
         if not self._names:
-            return None
+            return None, None
         noisy = bool(plan.state.draws or plan.state.normalizing)
         training = self._training and not (noisy and self._adds_as_much(plan, values, batch))
 
