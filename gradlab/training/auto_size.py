@@ -10,7 +10,7 @@ from gradlab import _checks
 from gradlab._batches import examples_of
 from gradlab.training.given import GIVEN
 from gradlab.training.replicas import over_workers, replicas_here
-from gradlab.training.size_search import TOO_LITTLE, TOO_LITTLE_FOR_WHOLE, Room, Trial
+from gradlab.training.size_search import Room, Trial, ran_out
 from gradlab.training.update import WindowUpdate
 
 Result = TypeVar("Result")
@@ -57,27 +57,50 @@ class _Choice(NamedTuple):
 
 
 class AutoSize:
-    """A micro-batch size that is chosen once, with the first window.
+    """A micro-batch size that is chosen with the first window, and again if a larger one than that comes.
 
     Args:
         memory: the bytes that the training may take, or None for half of what is available, or all of a GPU.
-        on_change: a function that is called with each new size.
+        on_change: a function that is called with each new size, or None before one is chosen, and its `choice`.
 
     Attributes:
         variable: the size, an integer scalar, which compiled functions read.
         begun: grows by 1 when the results of a window begin to be applied. A window that fails earlier can be repeated.
         chosen: the size, or None before it is chosen.
+        choice: the sentence that says which size, and why; empty before it is chosen.
     """
 
-    def __init__(self, memory: float | None, on_change: Callable[[int], None] = lambda size: None):
+    def __init__(self, memory: float | None, on_change: Callable[[int | None, str], None] = lambda size, choice: None):
         self._memory, self._on_change = memory, on_change
         first = tf.VariableAggregation.ONLY_FIRST_REPLICA
         with tf.device("CPU:0"):
             self.variable = tf.Variable(BEFORE, trainable=False, aggregation=first, name="microbatch_size")
             self.begun = tf.Variable(0, trainable=False, aggregation=first, name="windows_begun")
         self.chosen: int | None = None
+        self.choice, self._limit = "", 0
         self._seen_begun = 0  # the same as `begun`, without asking TensorFlow
-        self._has_replicas, self._too_little = False, TOO_LITTLE
+        self._has_replicas = self._is_whole = False
+
+    def forget(self) -> None:
+        """Lets the size be chosen anew: for another loss or optimizer."""
+        self._set(None, "")
+
+    @property
+    def may_change(self) -> bool:
+        """Whether `wants` may be true for some window."""
+        return self.chosen is None or self._limit > 0
+
+    def wants(self, examples: int, strategy: tf.distribute.Strategy) -> bool:
+        """Whether to choose with a window: it is the first one, or larger than the first, which did not fill memory.
+
+        Several workers choose once: whether a window is larger may differ between them.
+
+        Args:
+            examples: one replica's part of the window.
+            strategy: that of the model.
+        """
+        several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        return self.chosen is None or (0 < self._limit < examples and not several)
 
     def choose(self, update: WindowUpdate, batch: tuple, strategy: tf.distribute.Strategy) -> str:
         """Chooses the size, and says in a sentence which one and why.
@@ -92,30 +115,35 @@ class AutoSize:
             strategy: that of the model.
 
         Raises:
-            ValueError: not even one example is planned to fit; or, with several replicas, on which nothing is tried, it
-                is not known what fits.
-            MemoryError: not even one example fits.
+            ValueError: not even one example fits in the memory that was given; or, with several replicas, on which
+                nothing is tried, it is not known what fits.
+            MemoryError: memory runs out with one example.
         """
+        before = int(self.variable.numpy())
         try:
             choice = self._choice(update, batch, strategy)
-        except (ValueError, MemoryError):
-            over_workers(strategy, [0, 0])  # the other workers wait for an answer
+        except BaseException as error:
+            self.variable.assign(before)
+            if isinstance(error, (ValueError, MemoryError)):
+                over_workers(strategy, [0, 0])  # the other workers wait for an answer
             raise
         all_of_it, sizes = over_workers(strategy, [choice.is_whole, choice.size]).T
         size = int(max(sizes) if min(all_of_it) else min(sizes[all_of_it == 0]))
         if size == 0:
+            self.variable.assign(before)
             raise ValueError(
                 "memory must hold a micro-batch of one example on each worker. Received: a worker on which it does not"
             )
-        self._set(size)
-        others = f", on the worker that allows least; here {choice.size}" if size != choice.size else ""
-        return f"gradlab: micro-batches of {size}, {choice.in_flight} in flight: {choice.reason}{others}"
+        self._limit = int(examples_of(batch)) if min(all_of_it) else 0
+        is_less = size != choice.size and not self._limit
+        others = f", on the worker that allows least; here {choice.size}" if is_less else ""
+        self._set(size, f"gradlab: micro-batches of {size}, {choice.in_flight} in flight: {choice.reason}{others}")
+        return self.choice
 
     def _choice(self, update: WindowUpdate, batch: tuple, strategy: tf.distribute.Strategy) -> _Choice:
         """What this worker would choose."""
         self._has_replicas = strategy.num_replicas_in_sync > 1
-        if update.objective.sees_whole:
-            self._too_little = TOO_LITTLE_FOR_WHOLE
+        self._is_whole = update.objective.sees_whole
         with strategy.scope():
             in_flight = update.prepare(() if self._has_replicas else batch).count
         sizes = _sizes(int(examples_of(batch)))
@@ -129,13 +157,17 @@ class AutoSize:
             in_flight, fitting = 1, room.fitting(sizes, 1)
         fitting = fitting or room.fitting(sizes, in_flight, at_best=True)[-1:]
         if not fitting:
-            room.refuse(in_flight)
+            room.refuse()
         reason = f"the largest that fits in {room}"
         if self._has_replicas:
             size = fitting[0]
         else:
             trial = Trial(update, batch, self.variable, in_flight, strategy)
             tried = [trial.largest(fitting)] if room.on_gpu else trial.fitting(fitting, room)
+            if not tried and update.lower_in_flight():
+                return self._choice(update, batch, strategy)
+            if not tried:
+                room.refuse_tried(trial.taken[fitting[-1]])
             size = tried[0] if room.on_gpu else trial.fastest(tried)
             if size != tried[0]:
                 reason = f"faster than {tried[0]}, which would fit in {room}, too"
@@ -164,20 +196,23 @@ class AutoSize:
                     raise
                 size = int(self.variable.numpy())
                 if size == 1:
-                    raise MemoryError(self._too_little) from error
-                self._set(-(-size // 2))
-                warnings.warn(
-                    f"Memory ran out with micro-batches of {size} examples. From now on they have {self.chosen}.",
-                    stacklevel=2,
-                )
+                    raise ran_out(self._is_whole) from error
+                self._halve(size)
             else:
                 self._seen_begun += 1
                 return found
 
-    def _set(self, size: int) -> None:
-        self.chosen = size
-        self.variable.assign(size)
-        self._on_change(size)
+    def _halve(self, size: int) -> None:
+        half, self._limit = -(-size // 2), 0
+        self._set(half, f"gradlab: micro-batches of {half}: memory ran out with {size}")
+        warnings.warn(
+            f"Memory ran out with micro-batches of {size} examples. From now on they have {half}.", stacklevel=4
+        )
+
+    def _set(self, size: int | None, choice: str) -> None:
+        self.chosen, self.choice = size, choice
+        self.variable.assign(size or BEFORE)
+        self._on_change(size, choice)
 
 
 def _sizes(examples: int) -> list[int]:

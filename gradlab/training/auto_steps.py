@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from gradlab._batches import as_tensor, map_tensors
+from gradlab._batches import as_tensor, examples_of, map_tensors
 from gradlab.training.auto_size import AutoSize
 from gradlab.training.compiled_step import CompiledStep, without_optional
 from gradlab.training.update import WindowUpdate
@@ -53,23 +53,29 @@ class AutoSteps:
         return found
 
     def _step(self, data: Iterator) -> Any:
-        batch = None
-        if self._size.chosen is None:
+        strategy = self._model.distribute_strategy
+        is_dataset = isinstance(data, tf.data.Iterator)
+        if not is_dataset or strategy.num_replicas_in_sync > 1 or self._model.run_eagerly:
+            batch = self._chosen(next(data))
+            return self._size.run(lambda: self._made(iter([batch])))
+        batch, is_new = None, self._iterator() is not data
+        if self._size.chosen is None or (is_new and self._size.may_change):
             batch = next(data)
-            self._choose(keras.tree.map_structure(without_optional, batch))
-        strategy = self._model.distribute_strategy
-        if isinstance(data, tf.data.Iterator) and strategy.num_replicas_in_sync == 1 and not self._model.run_eagerly:
-            repeatable = self._repeatable_for(data)
-            attempts = repeatable.attempts(data if batch is None else repeatable.iterator_over(batch))
-            return self._size.run(lambda: next(attempts)())
-        batch = keras.tree.map_structure(without_optional, next(data) if batch is None else batch)
-        return self._size.run(lambda: self._made(iter([batch])))
+            self._chosen(batch)
+        repeatable = self._repeatable_for(data)
+        attempts = repeatable.attempts(data if batch is None else repeatable.iterator_over(batch))
+        return self._size.run(lambda: next(attempts)())
 
-    def _choose(self, batch: Any) -> None:
+    def _chosen(self, batch: Any) -> Any:
+        """A batch that came from an iterator, with a size that was chosen with it if need be."""
         strategy = self._model.distribute_strategy
-        local = keras.tree.map_structure(lambda part: strategy.experimental_local_results(part)[0], batch)
-        first = map_tensors(as_tensor, keras.utils.unpack_x_y_sample_weight(local))
-        self._say(self._size.choose(self._update, first, strategy))
+        batch = keras.tree.map_structure(without_optional, batch)
+        if self._size.may_change:
+            local = keras.tree.map_structure(lambda part: strategy.experimental_local_results(part)[0], batch)
+            first = map_tensors(as_tensor, keras.utils.unpack_x_y_sample_weight(local))
+            if self._size.wants(int(examples_of(first)), strategy):
+                self._say(self._size.choose(self._update, first, strategy))
+        return batch
 
     def _repeatable_for(self, data: tf.data.Iterator) -> "RepeatableStep":
         """The step for the iterator's batches; iterators of the same types share it."""

@@ -1,5 +1,6 @@
 """What takes the memory of a training, as a function of the micro-batch size, before it runs."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -36,6 +37,13 @@ class Processor(NamedTuple):
 
 WITH_ONEDNN = Processor(38 * MEBIBYTE, 62 * 1024, 1.22, 1.23)
 WITHOUT_ONEDNN = Processor(67 * MEBIBYTE, 58 * 1024, 1.84, 1.96)
+HELP = "mixed precision, smaller inputs, an optimizer with fewer averages and keras.remat take less"
+
+
+def too_little(least: float, memory: float, of: str = "micro-batches of one example", help: str = HELP) -> str:
+    """The sentence for a memory that does not hold the least that a training takes, both in bytes."""
+    least, memory = math.ceil(least / MEBIBYTE), math.floor(memory / MEBIBYTE)
+    return f"memory must be at least {least:,} MiB for {of}; {help}. Received: {memory:,} MiB"
 
 
 @dataclass(frozen=True)
@@ -100,12 +108,7 @@ class MemoryPlan:
         _checks.positive_number("memory", memory)
         examples = self.liveness.most_examples((memory - self.fixed) / self.in_flight / self.copies)
         if examples < 1:
-            least = self.total(1) / MEBIBYTE
-            raise ValueError(
-                f"memory must be at least {least:.0f} MiB for micro-batches of one example; mixed precision, smaller "
-                "inputs, an optimizer with fewer averages and keras.remat take less. "
-                f"Received: {memory / MEBIBYTE:.0f} MiB"
-            )
+            raise ValueError(too_little(self.total(1), memory))
         return int(min(examples, 2**31 - 1))
 
     def table(self, microbatch_sizes: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)) -> str:

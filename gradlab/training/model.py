@@ -70,15 +70,16 @@ def microbatched(
         microbatch_size: the number of examples of a micro-batch; the last one of a batch may be smaller. "auto": the
             largest that fits in memory, or a smaller one if that is faster. gradlab plans the memory before the first
             update, computes a micro-batch to see that it fits, and prints the choice unless verbose is 0. If memory
-            runs out all the same, the batch is computed again with half the size. The size can change a result by
-            rounding, and by the masks of dropout. Until it is chosen, `evaluate` and `predict` use 32. "given": each
-            batch of the dataset is cut already, as `gradlab.token_batches` does; any other batch is one micro-batch.
+            runs out all the same, the batch is computed again with half the size. It chooses again after `compile`, and
+            for a batch larger than one that fitted whole. Sizes change results by rounding, and by dropout's masks.
+            Until it is chosen, `evaluate` and `predict` use 32. "given": each batch of the dataset is cut already, as
+            `gradlab.token_batches` does; any other batch is one micro-batch.
         memory: for "auto", the bytes that the training may take, without its data. None: half of what is available, or
             all of a GPU.
         in_flight: the number of micro-batches that are computed at once, which does not change a bit of the result. 1
             needs the least memory. More save time on several cores, and each has activations and gradients of its own.
-            "auto": one for each core of a CPU if those of all but the first are small (at most 128 MiB or twice the
-            accumulators, and a quarter of the memory that is left), otherwise fewer; one on a GPU. `fit` prints that.
+            "auto": one for each core of a CPU if those of all but the first (for an automatic size, of one example) are
+            small: at most 128 MiB or twice the accumulators, and a quarter of what is left; one on a GPU. `fit` tells.
 
     Returns:
         The same model. Its attributes `microbatch_size` and `in_flight` are the numbers, or None before they are
@@ -86,7 +87,7 @@ def microbatched(
 
     Raises:
         ValueError: an argument out of range, or a model with a `train_step` of its own, which gradlab's would replace.
-        MemoryError: in `fit`, not even a micro-batch of one example fits.
+        ValueError, MemoryError: in `fit`, not even a micro-batch of one example fits.
 
     Example:
         >>> import keras, numpy as np
@@ -113,9 +114,7 @@ class _Steps:
 
     def __init__(self, model: keras.Model, microbatch_size: int | str, memory: float | None, in_flight: int | str):
         self._model, self._in_flight, self._is_quiet = model, in_flight, True
-        self._auto = (
-            AutoSize(memory, functools.partial(self._show, "microbatch_size")) if microbatch_size == "auto" else None
-        )
+        self._auto = AutoSize(memory, self._show_choice) if microbatch_size == "auto" else None
         self._microbatch_size: Any = microbatch_size if self._auto is None else self._auto.variable
 
     def install(self) -> None:
@@ -126,9 +125,8 @@ class _Steps:
         names += [name for name in ("test_step", "predict_step") if not has_own(self._model, name)]
         for name in names:
             object.__setattr__(self._model, name, self._method(name))
-        self._show("microbatch_size", self._microbatch_size)
+        self._show_choice(self._microbatch_size, "")
         self._show("in_flight", self._in_flight)
-        object.__setattr__(self._model, "microbatch_choice", "")
 
     def _method(self, name: str) -> Callable:
         """One of the methods below, with the signature and the docstring of the model's own."""
@@ -150,17 +148,15 @@ class _Steps:
 
     def _prepare(self) -> None:
         model, size, jit = self._model, self._microbatch_size, self._model.jit_compile
+        if self._auto is not None:
+            self._auto.forget()
         check_no_accumulation(model.optimizer)
         loss, loss_weights = internals.compiled_loss(model)
         if isinstance(loss, WholeBatch):
             internals.never_build_loss(model)
+        has_loss, names = has_own(model, "compute_loss"), getattr(model, "output_names", None)
         training, evaluation = (
-            Objective(
-                loss,
-                loss_weights,
-                getattr(model, "output_names", None),
-                own=OwnLoss(model, training) if has_own(model, "compute_loss") else None,
-            )
+            Objective(loss, loss_weights, names, own=OwnLoss(model, training) if has_loss else None)
             for training in (True, False)
         )
         self._update = WindowUpdate(
@@ -211,6 +207,10 @@ class _Steps:
     def _show(self, name: str, number: Any) -> None:
         """Sets an attribute of the model by which a user can see what was chosen."""
         object.__setattr__(self._model, name, number if isinstance(number, int) else None)
+
+    def _show_choice(self, size: Any, sentence: str) -> None:
+        self._show("microbatch_size", size)
+        object.__setattr__(self._model, "microbatch_choice", sentence)
 
     def _say(self, sentence: str) -> None:
         """Shows what was chosen, now that it is."""

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import statistics
 import time
-from typing import Any
+from typing import NoReturn
 
 import tensorflow as tf
 
@@ -12,18 +12,25 @@ from gradlab import runtime
 from gradlab._batches import examples_of, map_tensors, rows_of, spec_of, tensors_of
 from gradlab._peak_memory import PeakMemory, return_freed_memory
 from gradlab.training import _keras_internals as internals
-from gradlab.training.memory_plan import MEBIBYTE, MemoryPlan, plan_of
+from gradlab.training.memory_plan import HELP, MEBIBYTE, MemoryPlan, plan_of, too_little
 from gradlab.training.update import WindowUpdate
 
 # A size is compared with the best larger one over so many pairs. It is better if it takes less than NEAR of the other's
 # time; one that takes more than WORSE of it ends the search, and so does the end of these SECONDS.
 PAIRS, NEAR, WORSE, SECONDS = 3, 0.95, 1.05, 20.0
-HELP = "mixed precision, smaller inputs, an optimizer with fewer averages and keras.remat take less"
-TOO_LITTLE = f"memory must hold a micro-batch of one example; {HELP}. Received: one example, with which memory runs out"
-TOO_LITTLE_FOR_WHOLE = (
-    "memory must hold a micro-batch of one example, and the loss over the whole batch with its gradient; a smaller "
-    f"batch takes less, and {HELP}. Received: a batch with which memory runs out in micro-batches of one"
+# What the least is, what helps, and what a training gets that takes more; for a loss over the whole batch and others.
+OF_ONE = "a micro-batch of one example", HELP, "one example, with which memory runs out"
+OF_WHOLE = (
+    "a micro-batch of one example, and the loss over the whole batch with its gradient",
+    f"a smaller batch takes less, and {HELP}",
+    "a batch with which memory runs out in micro-batches of one",
 )
+
+
+def ran_out(is_whole: bool) -> MemoryError:
+    """The error for a real memory that ends with micro-batches of one example."""
+    least, help, received = OF_WHOLE if is_whole else OF_ONE
+    return MemoryError(f"memory must hold {least}; {help}. Received: {received}")
 
 
 def times_planned() -> tuple[float, float]:
@@ -44,21 +51,26 @@ class Room:
         on_gpu: whether the memory is that of a GPU.
         is_known: whether it is known how much memory there is.
         is_planned: whether the memory is known as a function of the size.
-        left: the bytes beyond the variables of the model and its optimizer; infinite if they are not known.
     """
 
     def __init__(self, update: WindowUpdate, batch: tuple, memory: float | None, replicas: int):
         self.on_gpu, self._replicas, self._given = bool(tf.config.list_logical_devices("GPU")), replicas, memory
-        self._plan = _plan(update, batch)
+        self._plan, self._update, self._memory = _plan(update, batch), update, math.inf
         self.is_planned = self._plan is not None
-        self._memory = math.inf
-        fixed = replicas * update.bytes_of_variables()
         if memory is not None:
             self._memory = memory
         elif not self.on_gpu:
-            self._memory = runtime.available_memory() / (2 * runtime.workers_here()) + fixed
-        self.left = self._memory - fixed
+            self._memory = runtime.available_memory() / (2 * runtime.workers_here()) + self._variables
         self.is_known = not math.isinf(self._memory)
+
+    @property
+    def _variables(self) -> int:
+        return self._replicas * self._update.bytes_of_variables()
+
+    @property
+    def left(self) -> float:
+        """The bytes beyond the variables of the model, its optimizer and accumulators; infinite if not known."""
+        return self._memory - self._variables
 
     def fitting(self, sizes: list[int], in_flight: int, at_best: bool = False) -> list[int]:
         """Those of the sizes that are planned to fit, with so many micro-batches at once; all if there is no plan."""
@@ -68,10 +80,17 @@ class Room:
         totals = [self._total(size, min(in_flight, each)) for size, each in zip(sizes, steps)]
         return [size for size, total in zip(sizes, totals) if times * total <= self._memory]
 
-    def refuse(self, in_flight: int) -> None:
-        """Raises ValueError, because not even one example fits."""
-        plan: Any = self._plan
-        dataclasses.replace(plan, in_flight=in_flight).largest(self._memory / self._replicas)
+    def refuse(self) -> NoReturn:
+        """Raises ValueError, because not even one example is planned to fit."""
+        raise ValueError(too_little(times_planned()[1] * self._total(1, 1), self._memory))
+
+    def refuse_tried(self, taken: float) -> NoReturn:
+        """Raises ValueError, because a micro-batch of one example took so many bytes; MemoryError if it was all."""
+        is_whole = self._update.objective.sees_whole
+        if math.isinf(taken):
+            raise ran_out(is_whole)
+        least, help, _ = OF_WHOLE if is_whole else OF_ONE
+        raise ValueError(too_little(self._variables + taken, self._memory, least, help))
 
     def _total(self, size: int, in_flight: int) -> float:
         if self._plan is None:
@@ -105,7 +124,7 @@ class Trial:
         strategy: that of the model, with one replica.
 
     Attributes:
-        too_little: the sentence for a memory in which not even one example fits.
+        taken: for each size that was tried, the bytes that its micro-batches in flight added to the process.
     """
 
     def __init__(
@@ -116,14 +135,14 @@ class Trial:
         in_flight: int,
         strategy: tf.distribute.Strategy,
     ):
+        self.taken: dict[int, float] = {}
+        self._before = PeakMemory().bytes()  # tracing takes memory too, and training will trace as much
         specs = map_tensors(spec_of, batch)
         compiled = tf.function(lambda *batch: strategy.run(update.gradients_only, args=batch), autograph=False)
         self._run = compiled.get_concrete_function(*specs)
         self._batch, self._variable, self._in_flight = batch, variable, in_flight
         self._examples = int(examples_of(batch))
         self._is_whole = update.objective.sees_whole
-        self.too_little = TOO_LITTLE_FOR_WHOLE if self._is_whole else TOO_LITTLE
-        self._before = PeakMemory().bytes()
 
     def _seconds(self, size: int, examples: int) -> float:
         """The seconds that the first examples take in micro-batches of a size.
@@ -145,7 +164,7 @@ class Trial:
             except tf.errors.ResourceExhaustedError:
                 continue
             return size
-        raise MemoryError(self.too_little)
+        raise ran_out(self._is_whole)
 
     def fitting(self, sizes: list[int], room: Room) -> list[int]:
         """Those of the sizes, from the largest one, with which a process has memory for the micro-batches in flight.
@@ -153,15 +172,12 @@ class Trial:
         If the memory is planned, it begins with the largest one. Otherwise it begins with the smallest one, and goes on
         as long as the next one can be expected to fit.
         """
-        taken: dict[int, float] = {}
+        taken = self.taken
         for size in sizes if room.is_planned else sizes[::-1]:
             taken[size] = self._taken(size)
             if (taken[size] <= room.left) if room.is_planned else (2 * taken[size] > room.left):
                 break
-        if math.isinf(min(taken.values())):
-            raise MemoryError(self.too_little)
-        fits = [size for size in sizes if taken.get(size, 0.0) <= room.left and size <= max(taken)]
-        return fits or [min(taken)]
+        return [size for size in sizes if taken.get(size, 0.0) <= room.left and size <= max(taken)]
 
     def _taken(self, size: int) -> float:
         """The bytes that the micro-batches in flight add to the process; 0 if that cannot be read."""

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from gradlab import _checks
-from gradlab._batches import as_tensor, equal_nests, map_tensors, spec_of, tensors_of
+from gradlab._batches import as_tensor, equal_nests, examples_of, map_tensors, rows_of, spec_of, tensors_of
 from gradlab.training.auto_size import AutoSize, check_trainer, checked_size
 from gradlab.training.checkpoint import Checkpoints
 from gradlab.training.clipping import clip_adaptively
@@ -18,7 +18,7 @@ from gradlab.training.dataset_windows import DatasetWindows
 from gradlab.training.given import is_given, specs_of_microbatch, uncut, weighted
 from gradlab.training.input_checks import check_lengths, check_model, one_sentence_errors
 from gradlab.training.objective import Objective
-from gradlab.training.replicas import is_chief, rows_of_replica
+from gradlab.training.replicas import is_chief, replicas_here, rows_of_replica
 from gradlab.training.step import Step
 from gradlab.training.update import Outcome, WindowUpdate
 
@@ -94,7 +94,7 @@ class Trainer:
         with self.strategy.scope():
             if not self.optimizer.built:
                 self.optimizer.build(model.trainable_variables)
-        self._auto, self.microbatch_choice = AutoSize(memory) if microbatch_size == "auto" else None, ""
+        self._auto = AutoSize(memory) if microbatch_size == "auto" else None
         check_trainer(microbatch_size, accumulation)
         self._size: Any = microbatch_size if self._auto is None else self._auto.variable
         self._accumulation, self._weight_fn = accumulation, weight_fn
@@ -137,6 +137,11 @@ class Trainer:
             return None
         return self._size if self._auto is None else self._auto.chosen
 
+    @property
+    def microbatch_choice(self) -> str:
+        """For "auto", which size was chosen, and why, in a sentence; empty before that."""
+        return "" if self._auto is None else self._auto.choice
+
     def step(self, x: Any, y: Any, sample_weight: Any = None) -> Step:
         """Makes one update from one window.
 
@@ -150,9 +155,7 @@ class Trainer:
         Raises:
             ValueError: arrays of different lengths, a window without examples, or a label out of range.
         """
-        several = self.strategy.num_replicas_in_sync > 1
-        here = len(self.strategy.extended.worker_devices) if several else 1
-        return self._step((x, y, sample_weight), here)
+        return self._step((x, y, sample_weight), replicas_here(self.strategy))
 
     def fit(
         self,
@@ -251,9 +254,10 @@ class Trainer:
 
     def _outcome(self, window: tuple, replicas: int) -> Outcome:
         """Computes one update."""
-        if self._auto is not None and self._auto.chosen is None:
-            part = map_tensors(lambda tensor: tensor[: -(-tensor.shape[0] // replicas)], window)
-            self.microbatch_choice = self._auto.choose(self._update, weighted(self._weight_fn, part)[0], self.strategy)
+        share = -(-int(examples_of(window)) // replicas)
+        if self._auto is not None and self._auto.wants(share, self.strategy):
+            part = map_tensors(lambda tensor: rows_of(tensor, slice(0, share)), window)
+            self._auto.choose(self._update, weighted(self._weight_fn, part)[0], self.strategy)
         run = (lambda compute: compute()) if self._auto is None else self._auto.run
         return run(lambda: self._function(window)(tensors_of(window), tf.constant(replicas)))
 

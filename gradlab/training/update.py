@@ -179,8 +179,8 @@ class WindowUpdate:
             return tf.identity(passed.sums.weight)
 
     def bytes_of_variables(self) -> int:
-        """The bytes of the variables of the model and the optimizer."""
-        variables = [*self.model.variables, *self.optimizer.variables]
+        """The bytes of the variables of the model and the optimizer, and of the accumulators."""
+        variables = [*self.model.variables, *self.optimizer.variables, *self._accumulators]
         return sum(tf.TensorShape(v.shape).num_elements() * tf.as_dtype(v.dtype).size for v in variables)
 
     def _run(self, batch: tuple, variables: list, cut: Cut | None = None) -> tuple[Passed, tf.Tensor]:

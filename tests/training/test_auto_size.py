@@ -1,5 +1,6 @@
 """microbatch_size="auto": what is chosen, that it changes nothing else, and that a window survives when memory ends."""
 
+import math
 import os
 import signal
 import subprocess
@@ -15,7 +16,11 @@ from events import LIMIT
 
 import gradlab
 from gradlab.measure.memory import MEBIBYTE, plan
-from gradlab.training import size_search
+from gradlab.training import _keras_internals as internals
+from gradlab.training import auto_size, size_search
+from gradlab.training.auto_size import AutoSize
+from gradlab.training.objective import Objective
+from gradlab.training.update import WindowUpdate
 
 layers = keras.layers
 
@@ -148,6 +153,7 @@ def test_a_window_that_runs_out_of_memory_is_computed_again_with_half_the_size(n
     with pytest.warns(UserWarning, match="^Memory ran out with micro-batches of 4 examples. From now on they have 2.$"):
         found = auto.fit(x[34:], y[34:], batch_size=17, verbose=0, shuffle=False).history
     assert auto.microbatch_size == 2
+    assert auto.microbatch_choice == "gradlab: micro-batches of 2: memory ran out with 4"
 
     fixed = gradlab.microbatched(model(), 4, in_flight=in_flight)
     fixed.fit(x[:34], y[:34], batch_size=17, verbose=0, shuffle=False)
@@ -257,6 +263,7 @@ def test_a_trainer_survives_too(monkeypatch):
         else:
             steps[size] = [trainer.step(x[:17], y[:17]), trainer.step(x[17:], y[17:])]
         assert trainer.microbatch_size == 2
+        assert trainer.microbatch_choice.endswith("memory ran out with 4" if size == "auto" else "")
         trained[size] = [*model.variables, *trainer.optimizer.variables]
     for one, other in zip(steps["auto"], steps[2]):
         assert (one.update, one.loss, one.window_gradient_norm) == (
@@ -367,6 +374,12 @@ def test_two_replicas(two_devices, capsys):
     assert capsys.readouterr().out.count("gradlab: micro-batches of 8, 1 in flight: the whole batch, which fits") == 1
     for one, other in zip(trained["auto"], trained[8]):
         assert np.array_equal(one, other)
+    with two_devices.scope():
+        model = prepared(network(), "auto", 60 * MEBIBYTE)
+    planned = plan(network(), "mse", keras.optimizers.Adam(), (x[:1], y[:1])).total(1)
+    least = math.ceil(size_search.times_planned()[1] * 2 * planned / MEBIBYTE)
+    with pytest.raises(ValueError, match=f"^memory must be at least {least} MiB for .* Received: 60 MiB$"):
+        model.fit(x, y, batch_size=16, verbose=0)
 
 
 def test_a_loss_over_the_whole_batch():
@@ -383,12 +396,129 @@ def test_a_loss_over_the_whole_batch():
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
-def test_loops_hide_their_memory_and_sizes_are_tried():
+def recurrent():
     keras.utils.set_random_seed(0)
-    model = keras.Sequential([keras.Input([5, 3]), layers.LSTM(4), layers.Dense(2)])
-    model = prepared(model, "auto", 500 * MEBIBYTE)
-    model.fit(np.ones([30, 5, 3], "float32"), rows(30, 2), batch_size=30, verbose=0)
+    return keras.Sequential([keras.Input([5, 3]), layers.LSTM(4), layers.Dense(2)])
+
+
+ONE = r"a micro-batch of one example"
+
+
+def test_loops_hide_their_memory_and_sizes_are_tried():
+    model = prepared(recurrent(), "auto", 500 * MEBIBYTE)
+    data = np.ones([30, 5, 3], "float32"), rows(30, 2)
+    model.fit(*data, batch_size=30, verbose=0)
     assert model.microbatch_size in (30, 15, 8, 4, 2, 1)
+    short = prepared(recurrent(), "auto", MEBIBYTE / 2**9)
+    with pytest.raises(ValueError, match=rf"^memory must be at least \d+ MiB for {ONE}; mixed .* Received: 0 MiB$"):
+        short.fit(*data, batch_size=30, verbose=0)
+    assert short.microbatch_size is None and int(short.optimizer.iterations) == 0
+    short.evaluate(*data, verbose=0)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_trial_that_takes_more_than_is_planned_is_a_refusal(whole, monkeypatch):
+    """With one micro-batch in flight it may fit; if not, the sentence says what is missing."""
+    taken, tried = {2: 400.0, 1: 120.0}, []
+
+    def take(self, size):
+        tried.append((self._in_flight, size))
+        return taken[self._in_flight] * MEBIBYTE
+
+    def model():
+        made = gradlab.microbatched(network(), "auto", memory=200 * MEBIBYTE)
+        made.compile("sgd", gradlab.WholeBatch(lambda y, y_pred: tf.reduce_mean((y - y_pred) ** 2)) if whole else "mse")
+        return made
+
+    monkeypatch.setattr(size_search.Trial, "_taken", take)
+    monkeypatch.setattr(size_search.Trial, "fastest", lambda self, sizes: sizes[0])
+    monkeypatch.setattr(gradlab.runtime, "cores", lambda: 2)
+    fits, not_even_one = model(), model()
+    fits.fit(rows(8), rows(8, 2), batch_size=8, verbose=0)
+    assert tried == [(2, 8), (2, 4), (2, 2), (2, 1), (1, 8)]
+    assert (fits.microbatch_size, fits.in_flight) == (8, 1)
+    taken[1] = 300.0
+    least = rf"{ONE}, and the loss over the whole batch with its gradient" if whole else ONE
+    with pytest.raises(ValueError, match=rf"^memory must be at least 30[01] MiB for {least}; .* Received: 200 MiB$"):
+        not_even_one.fit(rows(8), rows(8, 2), batch_size=8, verbose=0)
+    taken.update({1: math.inf, 2: math.inf})
+    with pytest.raises(MemoryError, match=f"^memory must hold {least}; .* Received: .* memory runs out"):
+        model().fit(rows(8), rows(8, 2), batch_size=8, verbose=0)
+
+
+def test_what_variables_take_is_not_left_for_micro_batches():
+    model = keras.Sequential([keras.Input([100]), layers.Dense(1000), layers.Dense(1)])
+    weights, batch = model.count_params() * 4, (tf.zeros([8, 100]), tf.zeros([8, 1]), None)
+    update = WindowUpdate(model, keras.optimizers.SGD(momentum=0.9), Objective("mse"), 4, in_flight=1)
+    update.optimizer.build(model.trainable_variables)
+    update.prepare(batch)
+    left = size_search.Room(update, batch, 10 * MEBIBYTE, 1).left
+    assert 0 <= 10 * MEBIBYTE - left - 3 * weights <= 100  # momentum, accumulators; the counter of iterations
+
+
+def test_the_size_is_chosen_again_for_another_loss_or_a_larger_batch(capsys):
+    x, y = rows(64), rows(64, 2)
+    model, fixed = prepared(network(), "auto"), prepared(network(), 1)
+    model.train_on_batch(x[:1], y[:1])
+    assert model.microbatch_size == 1
+    model.fit(x, y, batch_size=64, verbose=2, shuffle=False)
+    assert model.microbatch_size > 1 and model.microbatch_choice in capsys.readouterr().out
+    fixed.train_on_batch(x[:1], y[:1])
+    fixed.fit(x, y, batch_size=64, verbose=0, shuffle=False)
+    for one, other in zip(model.get_weights(), fixed.get_weights()):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)
+    assert int(model.optimizer.iterations) == 2
+    model.fit(x, y, batch_size=16, verbose=2)  # smaller batches change nothing
+    assert "gradlab" not in capsys.readouterr().out
+
+    model.compile("sgd", "mae")
+    assert model.microbatch_size is None and model.microbatch_choice == ""
+    model.fit(x, y, batch_size=64, verbose=2)
+    assert model.microbatch_choice in capsys.readouterr().out and model.microbatch_size > 1
+
+
+def test_a_size_that_memory_limits_stays(monkeypatch):
+    chosen = []
+    choose = AutoSize.choose
+    monkeypatch.setattr(AutoSize, "choose", lambda self, *args: chosen.append(1) or choose(self, *args))
+    choosing(monkeypatch, 4)
+    model = prepared(network(Fails()), "auto")
+    for examples in (8, 16, 32):
+        model.fit(rows(examples), rows(examples, 2), batch_size=examples, verbose=0)
+    assert len(chosen) == 1 and model.microbatch_size == 4
+    choosing(monkeypatch, 8)
+    model = prepared(network(Fails()), "auto")
+    model.fit(rows(8), rows(8, 2), batch_size=8, verbose=0)  # the whole batch
+    Fails.at = (Fails.calls + 1,)
+    with pytest.warns(UserWarning, match="^Memory ran out with micro-batches of 8 examples"):
+        model.fit(rows(8), rows(8, 2), batch_size=8, verbose=0)
+    model.fit(rows(32), rows(32, 2), batch_size=32, verbose=0)
+    assert len(chosen) == 2 and model.microbatch_size == 4
+
+
+def test_a_trainer_chooses_again_for_a_larger_window_and_takes_sparse_examples():
+    def made():
+        keras.utils.set_random_seed(0)
+        return keras.Sequential([keras.Input([8], sparse=True), layers.Dense(1)])
+
+    x, y = tf.sparse.from_dense(np.eye(8, dtype="float32")), rows(8, 1)
+    auto, fixed = (gradlab.Trainer(made(), "sgd", "mse", size) for size in ("auto", 8))
+    one = tf.sparse.slice(x, [0, 0], [1, 8])
+    auto.step(one, y[:1]), fixed.step(one, y[:1])
+    assert auto.microbatch_size == 1
+    np.testing.assert_allclose(auto.step(x, y).loss, fixed.step(x, y).loss, rtol=1e-5)
+    assert auto.microbatch_size > 1
+
+
+def test_workers_with_unequal_parts_that_all_fit_do_not_speak_of_the_least(monkeypatch):
+    choosing(monkeypatch, 9)
+    said = {}
+    for others in ([1, 28], [0, 5]):
+        monkeypatch.setattr(auto_size, "over_workers", lambda strategy, own, others=others: np.array([own, others]))
+        model = prepared(network(), "auto")
+        model.fit(rows(9), rows(9, 2), batch_size=9, verbose=0)
+        said[model.microbatch_size] = model.microbatch_choice
+    assert "least" not in said[28] and said[5].endswith(", on the worker that allows least; here 9")
 
 
 def test_what_earlier_trials_took_counts(monkeypatch):
@@ -401,13 +531,18 @@ def test_what_earlier_trials_took_counts(monkeypatch):
 
     monkeypatch.setattr(size_search, "PeakMemory", Peak)
     monkeypatch.setattr(size_search.Trial, "_seconds", lambda self, size, examples: tried.append(size))
-    about = {"_examples": 32, "_in_flight": 1, "_before": 1000.0, "too_little": "too little"}
-    monkeypatch.setattr(size_search.Trial, "__init__", lambda self: vars(self).update(about))
+    about = {"_examples": 32, "_in_flight": 1, "_before": 1000.0}
+    monkeypatch.setattr(size_search.Trial, "__init__", lambda self: vars(self).update(about, taken={}))
     room = types.SimpleNamespace(is_planned=False, left=100.0)
     assert size_search.Trial().fitting([32, 16, 8, 4, 2, 1], room) == [8, 4, 2, 1] and tried == [1, 2, 4, 8]
     tried.clear()
     room = types.SimpleNamespace(is_planned=True, left=100.0)
     assert size_search.Trial().fitting([32, 16, 8], room) == [8] and tried == [32, 16, 8]
+    assert size_search.Trial().fitting([32, 16], room) == []
+    for is_planned in (True, False):
+        room = types.SimpleNamespace(is_planned=is_planned, left=9.0)
+        trial = size_search.Trial()
+        assert trial.fitting([4, 2, 1], room) == [] and trial.taken[1] == 10
 
 
 def test_the_trial_shows_a_loss_over_the_whole_batch_all_of_it(capsys, monkeypatch):
@@ -475,6 +610,48 @@ def test_averages_of_batch_normalization_move_once_in_a_window_that_fails(monkey
         auto.fit(rows(17), rows(17, 2), batch_size=17, verbose=0, shuffle=False)
     assert auto.microbatch_size == 2
     same_bits(auto, fixed)
+
+
+WITHIN = """
+import sys
+import gradlab
+gradlab.setup(seed=0)
+import keras, numpy as np
+from gradlab.measure.memory import MEBIBYTE, PeakMemory
+from gradlab.training import size_search
+
+size_search.Trial.fastest = lambda self, sizes: sizes[0]  # a smaller size would say nothing of the limit
+layers = keras.layers
+if sys.argv[1] == "planned":
+    middle = [layers.Conv2D(16, 3, padding="same", activation="tanh") for _ in range(4)]
+    inputs, middle = [128, 128, 3], [*middle, layers.GlobalAveragePooling2D()]
+else:
+    inputs, middle = [100, 256], [layers.LSTM(128, return_sequences=True), layers.LSTM(128)]
+x, y = np.zeros([128, *inputs], "float32"), np.zeros([128, 1], "float32")
+peak = PeakMemory()
+before = peak.bytes()
+model = gradlab.microbatched(keras.Sequential([keras.Input(inputs), *middle, layers.Dense(1)]), "auto", memory=MEMORY)
+model.compile("adam", "mse")
+model.fit(x, y, batch_size=128, epochs=2, verbose=0)
+print(model.microbatch_size, (peak.bytes() - before) / MEBIBYTE)
+"""
+
+
+MEMORY = {"planned": 300, "tried": 200}  # MiB
+
+
+@pytest.mark.parametrize("kind", ["planned", "tried"])
+def test_a_training_stays_within_its_memory(kind):
+    """A process of its own: what it adds besides its data, a batch and the next one, is what it was given, or less."""
+    if kind == "planned" and not internals.uses_onednn():
+        pytest.skip("without oneDNN, gaps in the heap take as much again (benchmarks/NOTES.md)")
+    data = {"planned": 24, "tried": 12.5}[kind]
+    program = WITHIN.replace("MEMORY", f"{MEMORY[kind]} * MEBIBYTE")
+    done = subprocess.run([sys.executable, "-c", program, kind], capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0, done.stderr[-2000:]
+    size, taken = done.stdout.split()[-2:]
+    print(size, taken)
+    assert 1 < int(size) < 128 and float(taken) - 2 * data <= MEMORY[kind]
 
 
 LIMITED = """
