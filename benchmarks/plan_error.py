@@ -1,7 +1,7 @@
 """The table of planned memory: `gradlab.measure.memory.plan` beside the peaks of real trainings.
 
 Each peak is that of a process of its own: what `fit` with one micro-batch in flight and Adam adds, from before the
-model is built. A figure of the table is the median of three peaks. To measure one and print it with the plan, in MiB:
+model is built. A figure of the table is the median of six peaks. To measure one and print it with the plan, in MiB:
 
     python -m benchmarks.plan_error "U-Net, 96x96" 8
 """
@@ -24,7 +24,7 @@ from keras import layers
 
 SIZES = (2, 8, 16, 32)
 MICROBATCHES = 3  # of an update
-PROCESSES = 3  # the peaks of processes that do the same differ by a few percent
+PROCESSES = 6  # the peaks of processes that do the same differ by a few percent
 
 
 def _image_network(side: int, *rest: Callable) -> keras.Model:
