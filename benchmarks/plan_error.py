@@ -209,7 +209,7 @@ def as_table(rows: list[dict]) -> str:
     lines.append("| --- |" + " ---: |" * len(SIZES))
     for name in dict.fromkeys(row["network"] for row in rows):
         own = {row["b"]: row["planned"] / row["measured"] - 1 for row in rows if row["network"] == name}
-        lines.append(f"| {name} | " + " | ".join(f"{100 * own[b]:+.0f} %" for b in SIZES) + " |")
+        lines.append(f"| {name} | " + " | ".join(f"{round(100 * own[b]):+d} %" for b in SIZES) + " |")
     return "\n".join(lines)
 
 

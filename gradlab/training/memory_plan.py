@@ -133,7 +133,7 @@ def plan_memory(model: keras.Model, loss: Any, optimizer: Any, example: tuple, *
     """Plans the memory of a training. It traces a micro-batch's forward and backward pass, and does not run it.
 
     The plan counts the micro-batch, but not the batch from which it is cut, of which `fit` may hold several copies. On
-    the CPU to which it was fitted, the peaks of ten networks with four sizes each were at most 15 % off, one 16 %
+    the CPU to which it was fitted, the peaks of ten networks with four sizes each were at most 15 % off
     (benchmarks/NOTES.md). Where TensorFlow does not use oneDNN by itself, a training takes up to twice as much, and the
     plan may be 40 % off; the environment variable TF_ENABLE_ONEDNN_OPTS=1 turns oneDNN on. The plan has not been
     compared with a GPU's.

@@ -256,7 +256,13 @@ def _unscaled(slopes: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
 def _gathered(tensor: tf.Tensor) -> tf.Tensor:
     """The rows of all replicas."""
     context = tf.distribute.get_replica_context()
-    return tensor if context.num_replicas_in_sync == 1 else context.all_gather(tensor, axis=0)
+    if context.num_replicas_in_sync == 1:
+        return tensor
+    if tensor.dtype in (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64):
+        return context.all_gather(tensor, axis=0)
+    # TensorFlow gathers no other types: masks, bytes and bfloat16 travel in one that holds each of their values.
+    wider = tf.float32 if tensor.dtype.is_floating else tf.int64
+    return tf.cast(context.all_gather(tf.cast(tensor, wider), axis=0), tensor.dtype)
 
 
 def _own_rows(examples: tf.Tensor) -> slice:

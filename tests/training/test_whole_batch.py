@@ -167,9 +167,11 @@ def trained_as_large_batch(name, examples, tolerance=1e-12, weights=None, two=No
     held_against(expected, model, start, tolerance)
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("name", LOSSES)  # Keras drops the weights of a `fit` without targets, such as that of CLIP
-def test_every_loss_with_weights(name, float64):
-    trained_as_large_batch(name, 19, weights=np.linspace(0.2, 2, 19))
+def test_every_loss_with_weights(name, replicas, float64, two_devices):
+    two = two_devices if replicas == 2 else None
+    trained_as_large_batch(name, 19, weights=np.linspace(0.2, 2, 19), two=two, global_clipnorm=0.3 * replicas)
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -221,6 +223,20 @@ def test_every_loss_in_half_precision(name):
         held_against(moved(expected), moved(model), [np.zeros_like(old) for old in start], 3e-2)
     finally:
         keras.config.set_dtype_policy("float32")
+
+
+@pytest.mark.parametrize("labels_of, outputs_of", [("uint8", "float32"), ("int16", "bfloat16")])
+def test_two_devices_gather_every_type(labels_of, outputs_of, two_devices):
+    x, y = rows(19, 4), (labels(19) > 0).astype(labels_of)
+    trained = []
+    for strategy in (tf.distribute.get_strategy(), two_devices):
+        with strategy.scope():
+            model = gradlab.microbatched(network(dtype=outputs_of), 3)
+            model.compile(OPTIMIZERS["sgd"](), gradlab.WholeBatch(supervised_contrastive))
+        start = model.get_weights()
+        model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+        trained.append(_Weights([new - old for new, old in zip(model.get_weights(), start)]))
+    held_against(*trained, [np.zeros_like(old) for old in start], 1e-5 if outputs_of == "float32" else 3e-2)
 
 
 class Towers(keras.Model):
@@ -488,7 +504,8 @@ def test_weights_of_a_trainer_divide_the_loss(float64):
     held_against(expected, model, start)
 
 
-def test_masks_of_the_outputs_reach_the_loss(float64):
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_masks_of_the_outputs_reach_the_loss(replicas, float64, two_devices):
     """The loss of tokens, in which a mean over the batch occurs; padding does not count."""
     tokens = np.array([[1, 2, 3], [4, 1, 0], [2, 0, 0], [3, 3, 1], [2, 2, 0]])
 
@@ -507,8 +524,9 @@ def test_masks_of_the_outputs_reach_the_loss(float64):
     start = expected.get_weights()
     [loss] = large_batch_fit(expected, keras.optimizers.SGD(0.01), without_padding, tokens, tokens, epochs=1)
     for size in (5, 2):
-        model = gradlab.microbatched(embedding(), size)
-        model.compile(keras.optimizers.SGD(0.01), gradlab.WholeBatch(centered))
+        with (two_devices if replicas == 2 else tf.distribute.get_strategy()).scope():
+            model = gradlab.microbatched(embedding(), size)
+            model.compile(keras.optimizers.SGD(0.01), gradlab.WholeBatch(centered))
         assert float(model.train_on_batch(tokens, tokens)) == pytest.approx(loss, rel=1e-6)
         held_against(expected, model, start)
 
