@@ -178,6 +178,34 @@ def test_several_windows_may_run_out_of_memory(monkeypatch):
     same_bits(auto, fixed)
 
 
+def test_several_steps_per_execution_survive_too(monkeypatch):
+    choosing(monkeypatch, 4)
+    x, y = rows(68), rows(68, 2, seed=1)
+    auto, fixed = (prepared(network(Fails()), size, steps_per_execution=2) for size in ("auto", 4))
+    Fails.at = (5 + 5 + 3,)  # the third window, which begins the second execution
+    with pytest.warns(UserWarning, match="^Memory ran out with micro-batches of 4 examples. From now on they have 2.$"):
+        auto.fit(x, y, batch_size=17, verbose=0, shuffle=False)
+    Fails.at = ()
+    for size, part in ((4, slice(34)), (2, slice(34, 68))):
+        fixed = gradlab.microbatched(fixed, size)
+        fixed.fit(x[part], y[part], batch_size=17, verbose=0, shuffle=False)
+    assert int(auto.optimizer.iterations) == 4
+    same_bits(auto, fixed)
+
+
+def test_memory_that_runs_out_on_one_of_two_replicas_is_an_error(two_devices):
+    with two_devices.scope():
+        model = prepared(network(Fails()), "auto")
+    model.fit(rows(16), rows(16, 2), batch_size=16, verbose=0)
+    before = model.get_weights()
+    Fails.at = (Fails.calls + 1,)
+    with pytest.raises(tf.errors.ResourceExhaustedError):
+        model.fit(rows(16), rows(16, 2), batch_size=16, verbose=0)
+    assert int(model.optimizer.iterations.numpy()) == 1 and model.microbatch_size == 8
+    for one, other in zip(model.get_weights(), before):
+        assert np.array_equal(one, other)
+
+
 def test_a_dataset_that_runs_out_of_memory_is_an_error(monkeypatch):
     choosing(monkeypatch, 4)
     x, y = rows(51), rows(51, 2, seed=1)
