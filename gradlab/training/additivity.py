@@ -114,10 +114,9 @@ class Additivity:
 
         return tf.cond((told < WINDOWS) & (few > 1), find_out, lambda: (known, remembered))
 
-    def remember(self, found: tf.Tensor | None) -> None:
+    def remember(self, found: tf.Tensor) -> None:
         """Keeps what `kinds` found, once the window counts: one that is only tried, or fails, does not."""
-        if found is not None:
-            self._kinds.assign(found)
+        self._kinds.assign(found)
 
     def warnings(self, names: list[str], sums: int) -> list[str]:
         """The new warnings for losses with these names, the last of which must be sums, once all kinds are known."""

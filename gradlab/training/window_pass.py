@@ -158,7 +158,7 @@ class WindowPass:
             skip_nonfinite=self._loop.skip_nonfinite,
         )
         first, examples = plan.state.begin(), examples_of(batch[0])
-        kinds, found = self._kinds(plan, first, batch, size if cut is None else tf.reduce_min(cut.sizes))
+        kinds, remember = self._kinds(plan, first, batch, size if cut is None else tf.reduce_min(cut.sizes))
         if kinds is not None:
             with tf.control_dependencies([kinds]):  # a loss that is refused must not leave an update behind
                 batch = map_tensors(tf.identity, batch)
@@ -196,7 +196,6 @@ class WindowPass:
             term_sums[i] = tf.cast(loss, dtype) / replicas, tf.ones([], dtype)
         weights = [plan.loss_weights[i] for i in plan.whole]
         sums = Sums(with_own(sums.gradients, between.own_gradients, weights), *sums[1:])
-        remember = partial(self._additivity.remember, found)
         return Passed(plan, sums, values, statistics, term_sums, logs, unit, is_mean, remember)
 
     def _unit(self, plan: Plan, examples: tf.Tensor, size: Any) -> tuple:
@@ -275,16 +274,17 @@ class WindowPass:
         return tf.function(function, jit_compile=True, autograph=False) if self._jit else function
 
     def _kinds(self, plan: Plan, values: list, batch: tuple, size: Any) -> tuple:
-        """Whether losses that are one number for a batch are means or sums, and what to remember of it; or Nones."""
+        """Whether losses that are one number for a batch are means or sums, or None; and how to remember that."""
         self._names, self._sums = plan.numbers + plan.adding + plan.unknown, len(plan.unknown)
         if not self._names:
-            return None, None
+            return None, lambda: None
         noisy = bool(plan.state.draws or plan.state.normalizing)
         training = self._training and not (noisy and self._adds_as_much(plan, values, batch))
 
         scope = lambda shift: plan.state.scope(plan.state.shifted(values, shift))  # noqa: E731
         losses = Halves(self._model, self._objective, scope, training, plan.adds, self._loop.weight_dtype)
-        return self._additivity.kinds(self._names, len(plan.numbers), self._sums, losses, batch, size)
+        found = self._additivity.kinds(self._names, len(plan.numbers), self._sums, losses, batch, size)
+        return found[0], partial(self._additivity.remember, found[1])
 
     def _adds_as_much(self, plan: Plan, values: list, batch: tuple) -> bool:
         """Whether the layers add as many losses without training, when dropout and the like draw nothing."""
