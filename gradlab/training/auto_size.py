@@ -90,17 +90,20 @@ class AutoSize:
         """Whether `wants` may be true for some window."""
         return self.chosen is None or self._limit > 0
 
-    def wants(self, examples: int, strategy: tf.distribute.Strategy) -> bool:
-        """Whether to choose with a window: it is the first one, or larger than the first, which did not fill memory.
+    def wants(self, window: tuple, strategy: tf.distribute.Strategy, replicas: int = 1) -> bool:
+        """Whether to choose with a window: it is the first one, or larger than one that fitted whole.
 
         Several workers choose once: whether a window is larger may differ between them.
 
         Args:
-            examples: one replica's part of the window.
+            window: (x, y, sample_weight).
             strategy: that of the model.
+            replicas: the number of replicas that share the window.
         """
+        if self.chosen is None:
+            return True
         several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-        return self.chosen is None or (0 < self._limit < examples and not several)
+        return 0 < self._limit < -(-int(examples_of(window)) // replicas) and not several
 
     def choose(self, update: WindowUpdate, batch: tuple, strategy: tf.distribute.Strategy) -> str:
         """Chooses the size, and says in a sentence which one and why.
@@ -115,8 +118,8 @@ class AutoSize:
             strategy: that of the model.
 
         Raises:
-            ValueError: not even one example fits in the memory that was given; or, with several replicas, on which
-                nothing is tried, it is not known what fits.
+            ValueError: not even one example fits; or, with several replicas, on which nothing is tried, it is not known
+                what fits.
             MemoryError: memory runs out with one example.
         """
         before = int(self.variable.numpy())
@@ -124,9 +127,13 @@ class AutoSize:
             choice = self._choice(update, batch, strategy)
         except BaseException as error:
             self.variable.assign(before)
-            if isinstance(error, (ValueError, MemoryError)):
-                over_workers(strategy, [0, 0])  # the other workers wait for an answer
-            raise
+            if not isinstance(error, (ValueError, MemoryError)):
+                raise
+            over_workers(strategy, [0, 0])  # the other workers wait for an answer
+            if self.chosen is None:
+                raise
+            self._limit = 0  # the size that served smaller windows stays
+            return self.choice
         all_of_it, sizes = over_workers(strategy, [choice.is_whole, choice.size]).T
         size = int(max(sizes) if min(all_of_it) else min(sizes[all_of_it == 0]))
         if size == 0:
@@ -153,21 +160,22 @@ class AutoSize:
             rule = 'microbatch_size must be a number with several replicas, unless "auto" can plan what fits'
             raise ValueError(f"{rule}. Received: {missing}")
         fitting = room.fitting(sizes, in_flight)
-        if not fitting and update.lower_in_flight():
+        is_first = self.chosen is None  # later, functions are compiled for the number in flight
+        if not fitting and is_first and update.lower_in_flight():
             in_flight, fitting = 1, room.fitting(sizes, 1)
         fitting = fitting or room.fitting(sizes, in_flight, at_best=True)[-1:]
         if not fitting:
-            room.refuse()
+            room.refuse(min(in_flight, sizes[0]))
         reason = f"the largest that fits in {room}"
         if self._has_replicas:
             size = fitting[0]
         else:
             trial = Trial(update, batch, self.variable, in_flight, strategy)
             tried = [trial.largest(fitting)] if room.on_gpu else trial.fitting(fitting, room)
-            if not tried and update.lower_in_flight():
+            if not tried and is_first and update.lower_in_flight():
                 return self._choice(update, batch, strategy)
             if not tried:
-                room.refuse_tried(trial.taken[fitting[-1]])
+                room.refuse_tried(fitting[-1], trial.taken[fitting[-1]])
             size = tried[0] if room.on_gpu else trial.fastest(tried)
             if size != tried[0]:
                 reason = f"faster than {tried[0]}, which would fit in {room}, too"
@@ -206,12 +214,13 @@ class AutoSize:
         half, self._limit = -(-size // 2), 0
         self._set(half, f"gradlab: micro-batches of {half}: memory ran out with {size}")
         warnings.warn(
-            f"Memory ran out with micro-batches of {size} examples. From now on they have {half}.", stacklevel=4
+            f"Memory ran out with micro-batches of {size} examples. From now on they have {half}.", stacklevel=3
         )
 
     def _set(self, size: int | None, choice: str) -> None:
         self.chosen, self.choice = size, choice
-        self.variable.assign(size or BEFORE)
+        if size is not None:  # otherwise `evaluate` keeps the one that it had
+            self.variable.assign(size)
         self._on_change(size, choice)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from gradlab._batches import as_tensor, examples_of, map_tensors
+from gradlab._batches import as_tensor, map_tensors
 from gradlab.training.auto_size import AutoSize
 from gradlab.training.compiled_step import CompiledStep, without_optional
 from gradlab.training.update import WindowUpdate
@@ -73,7 +73,7 @@ class AutoSteps:
         if self._size.may_change:
             local = keras.tree.map_structure(lambda part: strategy.experimental_local_results(part)[0], batch)
             first = map_tensors(as_tensor, keras.utils.unpack_x_y_sample_weight(local))
-            if self._size.wants(int(examples_of(first)), strategy):
+            if self._size.wants(first, strategy):
                 self._say(self._size.choose(self._update, first, strategy))
         return batch
 

@@ -52,7 +52,8 @@ class WindowEvaluation:
     def __call__(self, x: Any, y: Any, sample_weight: Any = None, cut: Cut | None = None) -> Evaluated:
         """Evaluates a batch: nests of tensors, this replica's part, and where it is cut if the size is "given"."""
         passed = self._pass((x, y, sample_weight), [], cut)
-        passed.remember()
+        with tf.control_dependencies([passed.sums.weights]):
+            passed.remember()
         counted = tf.size(passed.sums.weights), passed.term_sums, passed.statistics
         steps, term_sums, statistics = sum_over_replicas(counted)
         passed.plan.state.end(passed.values, steps, statistics)

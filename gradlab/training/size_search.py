@@ -80,16 +80,17 @@ class Room:
         totals = [self._total(size, min(in_flight, each)) for size, each in zip(sizes, steps)]
         return [size for size, total in zip(sizes, totals) if times * total <= self._memory]
 
-    def refuse(self) -> NoReturn:
-        """Raises ValueError, because not even one example is planned to fit."""
-        raise ValueError(too_little(times_planned()[1] * self._total(1, 1), self._memory))
+    def refuse(self, in_flight: int) -> NoReturn:
+        """Raises ValueError, because not even micro-batches of one example, so many at once, are planned to fit."""
+        raise ValueError(too_little(times_planned()[1] * self._total(1, in_flight), self._memory))
 
-    def refuse_tried(self, taken: float) -> NoReturn:
-        """Raises ValueError, because a micro-batch of one example took so many bytes; MemoryError if it was all."""
+    def refuse_tried(self, size: int, taken: float) -> NoReturn:
+        """Raises ValueError, because the smallest size took so many bytes; MemoryError if it was all that there is."""
         is_whole = self._update.objective.sees_whole
         if math.isinf(taken):
             raise ran_out(is_whole)
         least, help, _ = OF_WHOLE if is_whole else OF_ONE
+        least = least if size == 1 else least.replace("one example", f"{size} examples")
         raise ValueError(too_little(self._variables + taken, self._memory, least, help))
 
     def _total(self, size: int, in_flight: int) -> float:
@@ -136,6 +137,7 @@ class Trial:
         strategy: tf.distribute.Strategy,
     ):
         self.taken: dict[int, float] = {}
+        return_freed_memory()  # of what ran before
         self._before = PeakMemory().bytes()  # tracing takes memory too, and training will trace as much
         specs = map_tensors(spec_of, batch)
         compiled = tf.function(lambda *batch: strategy.run(update.gradients_only, args=batch), autograph=False)

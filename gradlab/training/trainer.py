@@ -254,9 +254,9 @@ class Trainer:
 
     def _outcome(self, window: tuple, replicas: int) -> Outcome:
         """Computes one update."""
-        share = -(-int(examples_of(window)) // replicas)
-        if self._auto is not None and self._auto.wants(share, self.strategy):
-            part = map_tensors(lambda tensor: rows_of(tensor, slice(0, share)), window)
+        if self._auto is not None and self._auto.wants(window, self.strategy, replicas):
+            share = slice(0, -(-int(examples_of(window)) // replicas))
+            part = map_tensors(lambda tensor: rows_of(tensor, share), window)
             self._auto.choose(self._update, weighted(self._weight_fn, part)[0], self.strategy)
         run = (lambda compute: compute()) if self._auto is None else self._auto.run
         return run(lambda: self._function(window)(tensors_of(window), tf.constant(replicas)))

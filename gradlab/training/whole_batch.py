@@ -258,11 +258,13 @@ def _gathered(tensor: tf.Tensor) -> tf.Tensor:
     context = tf.distribute.get_replica_context()
     if context.num_replicas_in_sync == 1:
         return tensor
-    if tensor.dtype in (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64):
-        return context.all_gather(tensor, axis=0)
-    # TensorFlow gathers no other types: masks, bytes and bfloat16 travel in one that holds each of their values.
-    wider = tf.float32 if tensor.dtype.is_floating else tf.int64
-    return tf.cast(context.all_gather(tf.cast(tensor, wider), axis=0), tensor.dtype)
+    # TensorFlow gathers few types: masks, bytes and bfloat16 travel in one that holds each of their values.
+    dtype, wider = tensor.dtype, tensor.dtype
+    if dtype == tf.bfloat16:
+        wider = tf.float32
+    elif dtype.is_bool or dtype.is_integer:
+        wider = tf.int64
+    return tf.cast(context.all_gather(tf.cast(tensor, wider), axis=0), dtype)
 
 
 def _own_rows(examples: tf.Tensor) -> slice:

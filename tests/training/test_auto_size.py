@@ -116,6 +116,12 @@ def test_the_size_fits_the_memory():
         ValueError, match=r"^memory must be at least \d+ MiB for micro-batches of one example; .*1 MiB$"
     ):
         prepared(wide(), "auto", MEBIBYTE).fit(x, y, verbose=0)
+    best = size_search.times_planned()[1]
+    one, two = (best * plan(wide(), "mse", "adam", (x[:1], y[:1]), in_flight=k).total(1) for k in (1, 2))
+    model = gradlab.microbatched(wide(), "auto", memory=(one + two) / 2, in_flight=2)
+    model.compile("adam", "mse")
+    with pytest.raises(ValueError, match=f"^memory must be at least {math.ceil(two / MEBIBYTE)} MiB"):
+        model.fit(x, y, batch_size=32, verbose=0)
 
 
 def test_the_search_stops_where_smaller_is_slower(monkeypatch):
@@ -522,6 +528,20 @@ def test_a_size_that_memory_limits_stays(monkeypatch):
         model.fit(rows(8), rows(8, 2), batch_size=8, verbose=0)
     model.fit(rows(32), rows(32, 2), batch_size=32, verbose=0)
     assert len(chosen) == 2 and model.microbatch_size == 4
+
+
+def test_a_larger_batch_for_which_nothing_fits_keeps_the_size(monkeypatch):
+    model = prepared(network(), "auto", 500 * MEBIBYTE)
+    model.fit(rows(4), rows(4, 2), batch_size=4, verbose=0)
+    size, choice, tried = model.microbatch_size, model.microbatch_choice, []
+    monkeypatch.setattr(size_search.Trial, "_taken", lambda self, size: tried.append(size) or 2.0**40)
+    for _ in range(2):
+        model.fit(rows(32), rows(32, 2), batch_size=32, verbose=0)
+    assert (model.microbatch_size, model.microbatch_choice) == (size, choice) and tried.count(1) <= 1
+    assert int(model.optimizer.iterations) == 3
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="^memory must be at least 1,048,5"):
+        model.fit(rows(32), rows(32, 2), batch_size=32, verbose=0)
 
 
 def test_a_trainer_chooses_again_for_a_larger_window_and_takes_sparse_examples():
