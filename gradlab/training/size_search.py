@@ -144,6 +144,7 @@ class Trial:
         self._run = compiled.get_concrete_function(*specs)
         self._batch, self._variable, self._in_flight = batch, variable, in_flight
         self._examples = int(examples_of(batch))
+        self._parameters = sum(tf.TensorShape(v.shape).num_elements() for v in update.model.trainable_variables)
         self._is_whole = update.objective.sees_whole
 
     def _seconds(self, size: int, examples: int) -> float:
@@ -159,10 +160,15 @@ class Trial:
         return time.perf_counter() - began
 
     def largest(self, sizes: list[int]) -> int:
-        """The first of the sizes with which memory does not run out."""
+        """The first of the sizes with which a GPU's memory does not run out, less a margin.
+
+        The margin is as large as all gradients: at its end, an update may hold their mean besides their sum.
+        """
         for size in sizes:
             try:
+                margin = tf.zeros([self._parameters])
                 self._seconds(size, min(self._examples, size * self._in_flight))
+                del margin
             except tf.errors.ResourceExhaustedError:
                 continue
             return size

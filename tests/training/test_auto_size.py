@@ -7,6 +7,7 @@ import subprocess
 import sys
 import types
 import warnings
+import weakref
 
 import keras
 import numpy as np
@@ -567,6 +568,29 @@ def test_workers_with_unequal_parts_that_all_fit_do_not_speak_of_the_least(monke
         model.fit(rows(9), rows(9, 2), batch_size=9, verbose=0)
         said[model.microbatch_size] = model.microbatch_choice
     assert "least" not in said[28] and said[5].endswith(", on the worker that allows least; here 9")
+
+
+def test_on_a_gpu_the_gradients_fit_once_more_while_sizes_are_tried(monkeypatch):
+    """A device with room for 1,000 floats, of which a micro-batch takes 50 for each example."""
+
+    class Zeros:
+        def __init__(self, shape):
+            [self.floats] = shape
+            held.add(self)
+
+    def seconds(self, size, examples):
+        if 50 * examples + sum(one.floats for one in held) > 1000:
+            raise tf.errors.ResourceExhaustedError(None, None, "")
+
+    held, batch = weakref.WeakSet(), (tf.zeros([64, 4]), tf.zeros([64, 2]), None)
+    update = WindowUpdate(network(), keras.optimizers.SGD(), Objective("mse"), 4, in_flight=1)
+    update.optimizer.build(update.model.trainable_variables)
+    trial = size_search.Trial(update, batch, tf.Variable(4), 1, tf.distribute.get_strategy())
+    monkeypatch.setattr(size_search.Trial, "_seconds", seconds)
+    monkeypatch.setattr(size_search.tf, "zeros", Zeros)
+    assert update.model.count_params() == 44 and trial.largest([64, 20, 19, 10]) == 19
+    with pytest.raises(MemoryError, match="^memory must hold a micro-batch of one example"):
+        trial.largest([64, 20])
 
 
 def test_what_earlier_trials_took_counts(monkeypatch):
