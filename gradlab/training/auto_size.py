@@ -57,7 +57,7 @@ class _Choice(NamedTuple):
 
 
 class AutoSize:
-    """A micro-batch size that is chosen with the first window, and again if a larger one than that comes.
+    """A micro-batch size that is chosen with the first window, and again for a larger window if that one fitted whole.
 
     Args:
         memory: the bytes that the training may take, or None for half of what is available, or all of a GPU.
@@ -110,7 +110,8 @@ class AutoSize:
 
         On one replica, a micro-batch is computed before the first update, to see that it fits. On a CPU, smaller ones
         that are no slower are not looked for further than the first that is. Nothing is applied or assigned. Several
-        workers agree on the smallest size that memory demands on one of them.
+        workers agree on the smallest size that memory demands on one of them. If one was chosen before, it stays where
+        the errors below would be raised.
 
         Args:
             update: the update.
