@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 from paths import SUPPORT
@@ -20,19 +21,30 @@ from gradlab.__main__ import main
 WORKER = str(SUPPORT / "cluster_worker.py")
 
 
-def run(mode, out, workers, expected=0):
-    """Run the worker script as a cluster or alone, and return its output."""
+def run(mode, out, workers, expected=0, command=forked.command):
+    """Run the worker script as a cluster or alone, and return its output.
+
+    Args:
+        mode, out: its arguments.
+        workers: the number of its processes.
+        expected: the status.
+        command: a function (*arguments) -> the command that runs `python *arguments`.
+    """
     out.mkdir(exist_ok=True)
-    command = [sys.executable, WORKER, mode, str(out)]
     if workers == 1:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = forked.run(WORKER, mode, out)
         status, output = done.returncode, done.stdout + done.stderr
     else:
         stream = io.StringIO()
-        status = cluster.launch(command, workers, stream)
+        status = cluster.launch(command(WORKER, mode, str(out)), workers, stream)
         output = stream.getvalue()
     assert status == expected, output[-3000:]
     return output
+
+
+def python(*arguments):
+    """The command of processes that are started, not forked: those that are killed, and those that come after them."""
+    return [sys.executable, *arguments]
 
 
 def weights(out):
@@ -75,15 +87,15 @@ def test_workers_agree_on_the_size_that_memory_allows_on_each_and_see_the_whole_
             assert re.fullmatch(r"the largest that fits in \d+ MiB", reason)
 
 
-@pytest.mark.slow  # six TensorFlow processes
+@pytest.mark.slow  # six TensorFlow processes, of which four import it
 def test_a_job_whose_worker_was_killed_resumes_and_ends_with_the_same_bits(tmp_path):
     undisturbed = run("fit", tmp_path / "undisturbed", 2)
     assert "updates: [1, 2, 3, 4, 5, 6, 7, 8]" in undisturbed
     (tmp_path / "killed").mkdir()
     (tmp_path / "killed" / "die").touch()
-    run("fit", tmp_path / "killed", 2, expected=128 + signal.SIGKILL)
+    run("fit", tmp_path / "killed", 2, expected=128 + signal.SIGKILL, command=python)
     assert not (tmp_path / "killed" / "weights.npz").exists()
-    resumed = run("fit", tmp_path / "killed", 2)
+    resumed = run("fit", tmp_path / "killed", 2, command=python)
     assert "updates: [4, 5, 6, 7, 8]" in resumed  # from the checkpoint after the third update
     for one, other in zip(weights(tmp_path / "undisturbed"), weights(tmp_path / "killed")):
         np.testing.assert_array_equal(one, other)
@@ -226,7 +238,7 @@ def test_the_strategy_over_towers():
 
 CHOSEN = """
 import gradlab
-gradlab.setup({})
+gradlab.setup()
 strategy = gradlab.cluster.strategy()
 print(type(strategy).__name__, strategy.num_replicas_in_sync, getattr(strategy.cluster_resolver, "task_id", None))
 """
@@ -238,32 +250,26 @@ SLURM = {
 
 
 def test_the_strategy_for_one_device():
-    done = subprocess.run([sys.executable, "-c", CHOSEN.format("")], capture_output=True, text=True, check=False)
+    done = forked.run("-c", CHOSEN)
     assert "_DefaultDistributionStrategy 1 None" in done.stdout, done.stderr
 
 
 def test_the_strategy_on_slurm():
     """Two processes with the environment variables of SLURM's tasks find each other by TensorFlow's resolver."""
     tasks = [
-        subprocess.Popen(
-            [sys.executable, "-c", CHOSEN.format("")],
-            env={**os.environ, **SLURM, "SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        forked.start("-c", CHOSEN, env={**os.environ, **SLURM, "SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)})
         for i in range(2)
     ]
     for i, task in enumerate(tasks):
-        output = task.communicate()[0]
+        task.wait()
+        output = task.stdout() + task.stderr()
         assert re.search(rf"(CollectiveAllReduce|MultiWorkerMirrored)Strategy 2 {i}", output), output
 
 
 def test_the_strategy_must_come_before_tensorflow_starts(tmp_path):
     config = {"cluster": {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}, "task": {"type": "worker", "index": 0}}
     script = "import tensorflow as tf; tf.zeros([]); from gradlab import cluster; cluster.strategy()"
-    env = {**os.environ, "TF_CONFIG": json.dumps(config)}
-    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=False)
+    done = forked.run("-c", script, env={**os.environ, "TF_CONFIG": json.dumps(config)})
     assert "RuntimeError: gradlab.cluster.strategy must run before TensorFlow starts its devices" in done.stderr
 
 

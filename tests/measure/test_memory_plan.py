@@ -143,35 +143,39 @@ gradlab.setup()
 import keras, numpy as np
 from gradlab.measure.memory import PeakMemory, plan
 layers = keras.layers
+
+
+def made():
+    inputs = keras.Input([64, 64, 3])
+    x = layers.Conv2D(32, 3, padding="same")(inputs)
+    for _ in range(4):
+        y = layers.Conv2D(32, 3, padding="same", activation="relu")(layers.GroupNormalization(8)(x))
+        x = layers.Add()([x, y])
+    return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)))
+
+
 peak = PeakMemory()
 before = peak.bytes()
-inputs = keras.Input([64, 64, 3])
-x = layers.Conv2D(32, 3, padding="same")(inputs)
-for _ in range(4):
-    y = layers.Conv2D(32, 3, padding="same", activation="relu")(layers.GroupNormalization(8)(x))
-    x = layers.Add()([x, y])
-model = keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)))
 x, y = np.zeros([64, 64, 64, 3], "float32"), np.zeros([64, 10], "float32")
 b = int(sys.argv[1])
-if len(sys.argv) > 2:
-    print(plan(model, "mse", "adam", (x, y)).total(b))
-else:
-    model = gradlab.microbatched(model, b, in_flight=1)
-    model.compile("adam", "mse")
-    model.fit(x, y, batch_size=64, epochs=2, verbose=0)
-    print(peak.bytes() - before)
+model = gradlab.microbatched(made(), b, in_flight=1)
+model.compile("adam", "mse")
+model.fit(x, y, batch_size=64, epochs=2, verbose=0)
+taken = peak.bytes() - before
+print(plan(made(), "mse", "adam", (x, y)).total(b), taken)
 """
 
 
 # With oneDNN's kernels, the error of benchmarks/RESULTS.md. Without them, as TensorFlow computes by itself on some
-# processors, the heap leaves gaps, more in one process than in the next: the least peak of three counts.
+# processors, the heap leaves gaps, more in one process than in the next: chance can only add to what is needed, so a
+# process that took more than planned is followed by another one.
 @pytest.mark.parametrize("onednn, processes, factor", [("1", 1, 1.15), ("0", 3, 2.0)])
 @pytest.mark.parametrize("b", ["8", "32"])
 def test_a_measured_process_is_as_planned(b, onednn, processes, factor):
     environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": onednn}
-
-    def run(*arguments):
-        command = [sys.executable, "-c", PROGRAM, *arguments]
-        return float(subprocess.check_output(command, text=True, env=environment).splitlines()[-1])
-
-    assert 1 / factor < run(b, "plan") / min(run(b) for _ in range(processes)) < factor
+    for _ in range(processes):
+        said = subprocess.check_output([sys.executable, "-c", PROGRAM, b], text=True, env=environment)
+        planned, taken = map(float, said.split()[-2:])
+        if 1 / factor < planned / taken:
+            break
+    assert 1 / factor < planned / taken < factor

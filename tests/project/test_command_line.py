@@ -11,6 +11,7 @@ import tomllib
 import types
 from dataclasses import fields, replace
 
+import forked
 import numpy as np
 import pytest
 from events import LIMIT, is_running, wait_until
@@ -287,7 +288,9 @@ def test_a_missing_extra_is_named(package, extra, arguments, python):
 
 def test_devices_and_launch_need_no_extra(python, tmp_path):
     packages = {name for names in EXTRAS.values() for name in names} - {"packaging"}  # TensorFlow itself needs that
-    found = json.loads(python(*without(packages, "devices", "--json")).stdout)
+    done = forked.run(*without(packages, "devices", "--json"), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
     assert found["towers"] and found["device"] and found["processor"]
     (tmp_path / "script.py").write_text("import sys; print('hello', *sys.argv[1:])")
     launch = ["launch", "--workers", "1", "--", "script.py", "--json"]

@@ -37,26 +37,32 @@ def data_sets():
     return {"arrays": arrays, "dataset": {"x": batches}, "unknown size": {"x": batches.filter(lambda x, y: True)}}
 
 
-@pytest.mark.parametrize("form", data_sets())
-def test_fit_and_evaluate_are_those_of_keras(form, calls, monkeypatch):
-    quick = model()
-    history = quick.fit(
-        **data_sets()[form], epochs=2, shuffle=False, verbose=0, validation_data=(X, Y), validation_batch_size=14
-    ).history
-    evaluated = quick.evaluate(X, Y, batch_size=5, verbose=0)
-    unseen = 2 if form == "unknown size" else 0  # the calls that find no more data
-    assert len(calls) == 2 * 3 + unseen + 2 + 3
+def trained(data):
+    """A model after two epochs, their history, and what an evaluation then finds."""
+    made = model()
+    validation = {"validation_data": (X, Y), "validation_batch_size": 14}
+    history = made.fit(**data, **validation, epochs=2, shuffle=False, verbose=0).history
+    return made, history, made.evaluate(X, Y, batch_size=5, verbose=0)
+
+
+def test_fit_and_evaluate_are_those_of_keras(calls, monkeypatch):
+    quick = {}
+    for form, data in data_sets().items():
+        calls.clear()
+        quick[form] = trained(data)
+        unseen = 2 if form == "unknown size" else 0  # the calls that find no more data
+        assert len(calls) == 2 * 3 + unseen + 2 + 3, form
+    calls.clear()
     monkeypatch.setattr("gradlab.training.model.in_one_call", lambda model, kind, made: made)
-    slow = model()
-    expected = slow.fit(
-        **data_sets()[form], epochs=2, shuffle=False, verbose=0, validation_data=(X, Y), validation_batch_size=14
-    ).history
-    assert list(history) == list(expected)
-    for name in history:
-        np.testing.assert_array_equal(history[name], expected[name], err_msg=name)
-    assert evaluated == slow.evaluate(X, Y, batch_size=5, verbose=0)
-    np.testing.assert_array_equal(quick.get_weights()[0], slow.get_weights()[0])
-    assert int(quick.optimizer.iterations) == 6
+    slow, expected, slow_evaluated = trained(data_sets()["arrays"])
+    assert not calls
+    for form, (made, history, evaluated) in quick.items():
+        assert list(history) == list(expected), form
+        for name in history:
+            np.testing.assert_array_equal(history[name], expected[name], err_msg=f"{form} {name}")
+        assert evaluated == slow_evaluated, form
+        np.testing.assert_array_equal(made.get_weights()[0], slow.get_weights()[0], err_msg=form)
+        assert int(made.optimizer.iterations) == 6, form
 
 
 @pytest.mark.parametrize("settings", [{"steps_per_execution": 2}, {"run_eagerly": True}])
