@@ -182,8 +182,7 @@ def apply_once(builder, towers, dtype, features, labels):
         }
 
 
-@pytest.mark.parametrize("towers", [1, 2, 3])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(("dtype", "towers"), [("float32", 1), ("float32", 2), ("bfloat16", 3), ("float16", 3)])
 @pytest.mark.parametrize("builder", BUILDERS, ids=lambda builder: builder.__name__)
 def test_sparse_missing_and_half_precision_gradients(builder, dtype, towers):
     features, labels = np.array([1.0, 2, 3, 4, 5, 6, 7, 8]), np.array([0, 2, 2, 0, 3, 3, 3, 0])

@@ -1,5 +1,9 @@
-"""The committed notebooks: their form, their prose and their exercises. nbval runs them (make test)."""
+"""The committed notebooks: how they were run, what a reader needs of them, and their exercises.
 
+nbval runs them (make test). Each test reads all of them, and its message names every one that is wrong.
+"""
+
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -21,20 +25,32 @@ import gradlab
 COURSE = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SOLUTIONS = sorted((ROOT / "notebooks" / "solutions").glob("*.ipynb"))
 NOTEBOOKS = [*COURSE, *SOLUTIONS]
-BOTH = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: f"{path.parent.name}/{path.stem}")
-ONLY_COURSE = pytest.mark.parametrize("path", COURSE, ids=lambda path: path.stem)
-
-
-@pytest.fixture
-def cells(path):
-    return json.loads(path.read_text())["cells"]
-
-
 INSTALL = """# Installs gradlab where it is missing, as on hosted services.
 import importlib.util
 
 if importlib.util.find_spec("gradlab") is None:
     %pip install --quiet "gradlab[lab]\""""
+
+
+@functools.cache
+def cells_of(path) -> list:
+    """The cells of a notebook."""
+    return json.loads(path.read_text())["cells"]
+
+
+def outputs_of(path) -> list:
+    """The outputs of a notebook's cells."""
+    return [output for cell in code(cells_of(path)) for output in cell["outputs"]]
+
+
+def named(path) -> str:
+    """A notebook's path in the repository."""
+    return path.relative_to(ROOT).as_posix()
+
+
+def report(wrong: list[str]) -> None:
+    """Fails if there is a sentence about something wrong."""
+    assert not wrong, "\n" + "\n".join(wrong)
 
 
 def source(cell) -> str:
@@ -53,55 +69,61 @@ def printed(cell) -> str:
     return "".join("".join(output.get("text", "")) for output in cell.get("outputs", []))
 
 
-def test_thirteen_notebooks_and_their_solutions():
-    assert [path.name[:2] for path in COURSE] == [f"{number:02d}" for number in range(13)]
-    assert [path.name for path in SOLUTIONS] == [path.name for path in COURSE]
+def test_notebooks_are_numbered_and_have_solutions():
+    assert [path.name[:2] for path in COURSE] == [f"{number:02d}" for number in range(len(COURSE))]
+    assert COURSE and [path.name for path in SOLUTIONS] == [path.name for path in COURSE]
 
 
-@BOTH
-def test_executed_top_to_bottom_from_a_fresh_kernel(cells):
-    assert [cell["execution_count"] for cell in code(cells)] == list(range(1, len(code(cells)) + 1))
-    assert all(source(cell).strip() for cell in code(cells))
+def test_executed_top_to_bottom_from_a_fresh_kernel():
+    wrong = []
+    for path in NOTEBOOKS:
+        counts = [cell["execution_count"] for cell in code(cells_of(path))]
+        if counts != list(range(1, len(counts) + 1)):
+            wrong.append(f"{named(path)}: executed in the order {counts}")
+        if not all(source(cell).strip() for cell in code(cells_of(path))):
+            wrong.append(f"{named(path)}: an empty cell")
+    report(wrong)
 
 
-@BOTH
-def test_no_error_and_no_stderr_is_committed(cells):
-    for cell in cells:
-        for output in cell.get("outputs", []):
-            assert output["output_type"] != "error"
-            assert output.get("name") != "stderr"
+def test_no_error_and_no_stderr_is_committed():
+    report(
+        [
+            f"{named(path)}: {output}"
+            for path in NOTEBOOKS
+            for output in outputs_of(path)
+            if output["output_type"] == "error" or output.get("name") == "stderr"
+        ]
+    )
 
 
-@BOTH
-def test_no_path_of_a_machine_and_no_stored_widgets(path):
-    text = path.read_text()
-    assert not re.search(r"/(home|root|Users|work|tmp)/", text)
-    assert len(text) < 1_000_000
-    assert "widget-state" not in text
+def test_no_path_of_a_machine_and_no_stored_widgets():
+    wrong = []
+    for path in NOTEBOOKS:
+        text = path.read_text()
+        wrong += [f"{named(path)}: {found}" for found in re.findall(r"/(?:home|root|Users|work|tmp)/.{,40}", text)]
+        if "widget-state" in text or len(text) >= 1_000_000:
+            wrong.append(f"{named(path)}: stored widgets, or more than 1 MB")
+    report(wrong)
 
 
-@BOTH
-def test_headings_begin_with_one_title_and_skip_no_level(cells):
-    levels = []
-    for cell in cells:
-        if cell["cell_type"] == "markdown":
-            levels += [len(marks) for marks in re.findall(r"^(#+) ", source(cell), flags=re.M)]
-    assert levels[0] == 1 and levels.count(1) == 1
-    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+def test_headings_begin_with_one_title_and_skip_no_level():
+    wrong = []
+    for path in NOTEBOOKS:
+        levels = [len(marks) for marks in re.findall(r"^(#+) ", prose(cells_of(path)), flags=re.M)]
+        skips = any(after > before + 1 for before, after in itertools.pairwise(levels))
+        if skips or levels[0] != 1 or levels.count(1) != 1:
+            wrong.append(f"{named(path)}: {levels}")
+    report(wrong)
 
 
-@ONLY_COURSE
-def test_the_beginning_promises_and_says_how_long(cells):
-    """The first text says it; in notebook 00 the second, because there the lab comes first."""
-    beginning = prose(cells[:4])
-    assert "You will be able to" in beginning and re.search(r"\*\*Time\*\*: \d+ minutes", beginning)
-
-
-@BOTH
-def test_the_first_cell_installs_gradlab_where_it_is_missing(cells):
-    first = code(cells)[0]
-    assert source(first) == INSTALL and cells[1] is first
-    assert first["metadata"] == {"jupyter": {"source_hidden": True}, "tags": ["hide-input", "remove-cell"]}
+def test_the_first_cell_installs_gradlab_where_it_is_missing():
+    hidden = {"jupyter": {"source_hidden": True}, "tags": ["hide-input", "remove-cell"]}
+    wrong = []
+    for path in NOTEBOOKS:
+        first = code(cells_of(path))[0]
+        if source(first) != INSTALL or cells_of(path)[1] is not first or first["metadata"] != hidden:
+            wrong.append(f"{named(path)}: {first['metadata']} {source(first)}")
+    report(wrong)
 
 
 @pytest.mark.parametrize("missing", [False, True])
@@ -113,23 +135,14 @@ def test_the_first_cell_installs_nothing_where_gradlab_is_there(missing, monkeyp
     assert asked == [("pip", 'install --quiet "gradlab[lab]"')] * missing
 
 
-@ONLY_COURSE
-def test_cells_are_short(cells):
-    assert len(cells) <= 46  # 45, and the one that installs
-
-    shown = [cell for cell in code(cells) if "hide-input" not in cell["metadata"].get("tags", [])]
-    lengths = sorted(len(source(cell).splitlines()) for cell in shown)
-    assert lengths[len(lengths) // 2] <= 6, lengths
-    assert max(len(source(cell).splitlines()) for cell in code(cells)) <= 25
-    assert max(len(line) for cell in code(cells) for line in source(cell).splitlines()) <= 95
-
-
-@ONLY_COURSE
-def test_the_reader_is_asked_before_being_told(cells):
-    asked = len(re.findall(r"\*\*Predict", prose(cells)))
-    asked += len(re.findall(r"with predict\(", "\n".join(map(source, code(cells)))))
-    assert asked >= 3 or "Predict, then try" in prose(cells)
-    assert "## What you have seen" in prose(cells)
+def test_code_can_be_read_without_scrolling():
+    wrong = []
+    for path in COURSE:
+        for cell in code(cells_of(path)):
+            lines = source(cell).splitlines()
+            if len(lines) > 25 or max(map(len, lines)) > 95:
+                wrong.append(f"{named(path)}: {lines[0]}")
+    report(wrong)
 
 
 def test_every_question_is_asked_once_and_in_order():
@@ -138,7 +151,7 @@ def test_every_question_is_asked_once_and_in_order():
         file = ROOT / "gradlab" / "lab" / "predictions" / f"{path.stem}.toml"
         questions = tomllib.loads(file.read_text()) if file.exists() else {}
         asked = []
-        for cell in code(json.loads(path.read_text())["cells"]):
+        for cell in code(cells_of(path)):
             if names := re.findall(r'with predict\("(.*?)"\)', source(cell)):
                 asked += names
                 [output] = cell["outputs"]  # one question a cell, and nothing beside it
@@ -147,60 +160,83 @@ def test_every_question_is_asked_once_and_in_order():
         assert asked == list(questions)
 
 
-@BOTH
-def test_pictures_can_be_read_aloud(cells):
+def test_pictures_can_be_read_aloud():
     """Every figure has a text alternative, and every diagram and every lab a description."""
-    for cell in code(cells):
-        for data in (output.get("data", {}) for output in cell["outputs"]):
-            if "image/png" in data and "application/vnd.jupyter.widget-view+json" not in data:
-                assert re.match(r'<img alt="[^"]{20,}"', "".join(data["text/html"]))
-            if "application/vnd.jupyter.widget-view+json" in data:
-                assert {"image/png", "image/svg+xml"} & data.keys()  # for pages without a kernel
+    widget = "application/vnd.jupyter.widget-view+json"
+    wrong = []
+    for path in NOTEBOOKS:
+        for data in (output.get("data", {}) for output in outputs_of(path)):
+            if widget in data and not {"image/png", "image/svg+xml"} & data.keys():
+                wrong.append(f"{named(path)}: a widget without a picture for pages without a kernel")
+            if "image/png" in data and widget not in data:
+                html = "".join(data["text/html"])
+                if not re.match(r'<img alt="[^"]{20,}"', html):
+                    wrong.append(f"{named(path)}: a figure without a text alternative, {html:.80}")
             if "text/vnd.mermaid" in data:
-                assert "accDescr: " in "".join(data["text/vnd.mermaid"]) and data["text/plain"]
+                diagram = "".join(data["text/vnd.mermaid"])
+                if "accDescr: " not in diagram or not data["text/plain"]:
+                    wrong.append(f"{named(path)}: a diagram without a description, {diagram:.80}")
+    report(wrong)
 
 
-@BOTH
-def test_diagrams_have_a_picture_of_the_present_diagram(cells):
+def test_diagrams_have_a_picture_of_the_present_diagram():
     """Pages that do not draw Mermaid show it. `make notebooks` makes it."""
-    for cell in code(cells):
-        for data in (output.get("data", {}) for output in cell["outputs"]):
+    wrong = []
+    for path in NOTEBOOKS:
+        for data in (output.get("data", {}) for output in outputs_of(path)):
             if "text/vnd.mermaid" in data:
-                diagram, picture = "".join(data["text/vnd.mermaid"]), "".join(data["image/svg+xml"])
-                shown = Counter(re.findall(r"[\w:]+", " ".join(re.findall(r"<tspan[^>]*>([^<]*)</tspan>", picture))))
-                boxes = dict.fromkeys(diagram.splitlines())  # a box that is written twice is named twice
-                labels = " ".join(re.findall(r'"(.*?)"', "\n".join(boxes))).replace("<br/>", " ")
-                assert not Counter(re.findall(r"[\w:]+", labels)) - shown
-                arrows = len(re.findall(r"^    \w+ (?:-->|-\.->|==)", diagram, flags=re.M))
-                assert picture.count('data-edge="true"') == arrows
-                assert "foreignObject" not in picture
+                fault = fault_of_picture("".join(data["text/vnd.mermaid"]), "".join(data["image/svg+xml"]))
+                wrong += [f"{named(path)}: {fault}"] if fault else []
+    report(wrong)
 
 
-@BOTH
-def test_links_inside_the_repository_resolve(path, cells):
-    for address in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", prose(cells)):
-        if not address.startswith("http"):
-            assert (path.parent / address).resolve().exists(), address
+def fault_of_picture(diagram: str, picture: str) -> str:
+    """How the SVG differs from its Mermaid source; an empty string if it does not."""
+    shown = Counter(re.findall(r"[\w:]+", " ".join(re.findall(r"<tspan[^>]*>([^<]*)</tspan>", picture))))
+    boxes = dict.fromkeys(diagram.splitlines())  # a box that is written twice is named twice
+    labels = " ".join(re.findall(r'"(.*?)"', "\n".join(boxes))).replace("<br/>", " ")
+    missing = Counter(re.findall(r"[\w:]+", labels)) - shown
+    arrows = len(re.findall(r"^    \w+ (?:-->|-\.->|==)", diagram, flags=re.M))
+    drawn = picture.count('data-edge="true"')
+    if missing or drawn != arrows or "foreignObject" in picture:
+        return f"a picture with {drawn} of {arrows} arrows, without {list(missing)}: {diagram:.80}"
+    return ""
 
 
-@ONLY_COURSE
-def test_exercises_have_their_form_their_checkers_and_their_solutions(path, cells):
+def test_links_inside_the_repository_resolve():
+    wrong = []
+    for path in NOTEBOOKS:
+        for address in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", prose(cells_of(path))):
+            if not address.startswith("http") and not (path.parent / address).resolve().exists():
+                wrong.append(f"{named(path)}: {address}")
+    report(wrong)
+
+
+def test_exercises_have_their_form_their_checkers_and_their_solutions():
     """Each states what, why and what to expect, and its cell prints "not yet"; in the solutions it prints "right"."""
+    report([f"{named(path)}: {fault}" for path in COURSE for fault in faults_of_exercises(path)])
+
+
+def faults_of_exercises(path) -> list[str]:
+    """What is wrong with the exercises of a notebook and with their solutions."""
+    cells = cells_of(path)
     start = next(number for number, cell in enumerate(cells) if source(cell).startswith("## Exercises")) + 1
     tasks = [cell for cell in cells[start:] if re.match(r"### \d+\. ", source(cell))]
-    assert 3 <= len(tasks) <= 5
+    faults = []
     for task in tasks:
-        assert re.findall(r"^- \*\*(\w+)\*\*: ", source(task), flags=re.M) == ["What", "Why", "Expected"]
-    checked = [re.findall(r"check\.(\w+)\(", source(cell)) for cell in code(cells[start:])]
-    asked = [name for names in checked for name in names]
-    assert len(asked) == len(tasks) == len(set(asked))
+        if re.findall(r"^- \*\*(\w+)\*\*: ", source(task), flags=re.M) != ["What", "Why", "Expected"]:
+            faults.append(f"no What, Why and Expected in {source(task):.60}")
+    asked = [name for cell in code(cells[start:]) for name in re.findall(r"check\.(\w+)\(", source(cell))]
+    if not tasks or len(asked) != len(tasks) or len(asked) != len(set(asked)):
+        faults.append(f"{len(tasks)} exercises with the checkers {asked}")
     for cell in code(cells[start:]):
-        if "check." in source(cell):
-            assert "..." in source(cell) and printed(cell).startswith("not yet: ")
-
-    solved = json.loads((path.parent / "solutions" / path.name).read_text())["cells"]
+        if "check." in source(cell) and not ("..." in source(cell) and printed(cell).startswith("not yet: ")):
+            faults.append(f"not an open exercise: {source(cell)} prints {printed(cell)}")
+    solved = cells_of(path.parent / "solutions" / path.name)
     answers = {name: printed(cell) for cell in code(solved) for name in re.findall(r"check\.(\w+)\(", source(cell))}
-    assert answers == dict.fromkeys(asked, "right\n")
+    if answers != dict.fromkeys(asked, "right\n"):
+        faults.append(f"the solutions print {answers}")
+    return faults
 
 
 def _used(text: str) -> set[str]:
@@ -208,8 +244,7 @@ def _used(text: str) -> set[str]:
 
 
 def test_every_public_name_exists_and_is_taught():
-    every = {path.stem: json.loads(path.read_text())["cells"] for path in COURSE}
-    run = {stem: _used("\n".join(source(cell) for cell in code(cells))) for stem, cells in every.items()}
+    run = {path.stem: _used("\n".join(map(source, code(cells_of(path))))) for path in COURSE}
     for stem, names in run.items():
         for name in names:
             assert hasattr(gradlab, name) or importlib.import_module(f"gradlab.{name}"), f"{stem}: gradlab.{name}"
@@ -226,9 +261,9 @@ def test_the_learning_path_in_readme_lists_each_with_its_minutes():
         assert re.search(rf"\| \[{path.name[:2]} [^]]+\]\(notebooks/{path.name}\) \| {minutes} \| .{{20,}} \|", readme)
 
 
-@BOTH
-def test_the_kernel_is_named_so_that_no_dialog_opens(path):
-    assert json.loads(path.read_text())["metadata"]["kernelspec"]["name"] == "python3"
+def test_the_kernel_is_named_so_that_no_dialog_opens():
+    kernels = {named(path): json.loads(path.read_text())["metadata"]["kernelspec"]["name"] for path in NOTEBOOKS}
+    assert set(kernels.values()) == {"python3"}, kernels
 
 
 def test_a_wrong_output_makes_the_check_fail(tmp_path):

@@ -69,9 +69,9 @@ def test_every_page_is_in_a_toctree():
     assert sorted(listed) == sorted((ours - {"index"}) | GENERATED | {"course/*", "course/solutions/*"})
 
 
-@pytest.mark.parametrize("page", [*PAGES, *SOURCES], ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_links_resolve(page):
-    assert broken_links(page) == []
+def test_links_resolve():
+    broken = {page.relative_to(ROOT).as_posix(): broken_links(page) for page in [*PAGES, *SOURCES]}
+    assert not any(broken.values()), {page: found for page, found in broken.items() if found}
 
 
 def test_a_broken_link_is_found():
@@ -126,7 +126,7 @@ def test_the_course_page_lists_each_notebook_with_its_minutes():
     for path in notebooks:
         minutes = re.search(r"\*\*Time\*\*: (\d+) minutes", path.read_text()).group(1)
         assert re.search(rf"\| \[{path.name[:2]} [^]]+\]\(\.\./notebooks/{path.name}\) \| {minutes} \| .+ \|", course)
-    assert sum(link.startswith("../notebooks/") for link in links(course)) == len(notebooks) == 13
+    assert sum(link.startswith("../notebooks/") for link in links(course)) == len(notebooks)
 
 
 def test_the_published_table_is_the_committed_one():
@@ -173,7 +173,7 @@ def test_the_comparison_links_every_row_to_a_test_of_gradlab():
     text = (DOCS / "comparison.md").read_text()
     tables = re.findall(r"^\| \| gradlab \|.*?\n\n", text, flags=re.S | re.M)
     rows = [line.split("|")[2] for table in tables for line in table.splitlines()[2:] if line]
-    assert len(rows) == 18
+    assert rows
     assert all(re.search(r"\]\(\.\./tests/[\w/]+\.py#test_\w+\)", cell) for cell in rows)
 
 

@@ -1,4 +1,4 @@
-"""The structure of gradlab: imports, sizes, annotations, names. Every check is also tried on sources with a fault."""
+"""The structure of gradlab: imports, complexity, annotations, names. Every check is also tried on a planted fault."""
 
 import textwrap
 
@@ -63,8 +63,8 @@ def test_imports_between_wings_run_one_way():
     report(structure.forbidden_imports(structure.import_graph(SOURCES, STUB), WINGS))
 
 
-def test_modules_have_at_most_300_lines_and_functions_60():
-    report(structure.too_long(SOURCES, 300, 60))
+def test_no_function_is_too_complex():
+    report(structure.too_complex(SOURCES, 10))
 
 
 def test_public_functions_are_annotated():
@@ -145,19 +145,23 @@ def test_a_planted_import_against_the_direction_is_found():
     ]
 
 
-def test_planted_long_modules_and_functions_are_found():
-    body = "".join(f"    x{i} = {i}\n" for i in range(59))
-    exact = f'def f():\n    """Doc.\n\n    More.\n    """\n\n    # a comment\n{body}'
-    assert structure.too_long({"house.a": exact}, 300, 60) == []
-    assert structure.too_long({"house.a": exact + "    y = 1\n"}, 300, 60) == [
-        "house.a.f has 61 lines of code, more than 60"
+@pytest.mark.parametrize(
+    "branches",
+    [
+        "    if x: ...\n" * 9,
+        "    if x: ...\n" + "    elif x: ...\n" * 8 + "    else: ...\n",
+        "    for i in x: ...\n    while x: ...\n    def g(): ...\n" * 3,
+        "    try: ...\n    except A: ...\n    except B: ...\n    else: ...\n    finally: ...\n" * 3,
+        "    match x:\n" + "".join(f"        case {i}: ...\n" for i in range(9)) + "        case _: ...\n",
+    ],
+)
+def test_a_planted_complex_function_is_found(branches):
+    """One that has 9 branches is just simple enough, and one with another branch is not."""
+    function = f"class C:\n  def f(x):\n{branches}"
+    assert structure.too_complex({"house.a": function}, 10) == []
+    assert structure.too_complex({"house.a": f"{function}    if x: ...\n"}, 10) == [
+        "house.a.C.f has the complexity 11, more than 10"
     ]
-    method = textwrap.indent(exact + "    y = (\n        1,\n    )\n", "    ")
-    assert structure.too_long({"house.a": f"class C:\n{method}"}, 300, 60) == [
-        "house.a.C.f has 63 lines of code, more than 60"
-    ]
-    assert structure.too_long({"house.a": "# line\n" * 300}, 300, 60) == []
-    assert structure.too_long({"house.a": "# line\n" * 301}, 300, 60) == ["house.a has 301 lines, more than 300"]
 
 
 @pytest.mark.parametrize(

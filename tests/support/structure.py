@@ -5,14 +5,12 @@ synthetic packages that contain a fault.
 """
 
 import ast
-import io
 import itertools
-import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-STATEMENT_ENDS = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+BRANCHES = (*DEFINITIONS, ast.If, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler)
 
 
 def read_package(folder: Path) -> dict[str, str]:
@@ -125,7 +123,7 @@ def forbidden_imports(graph: dict[str, set[str]], wings: dict[str, tuple[str, ..
     return faults
 
 
-# ---- sizes ----
+# ---- complexity ----
 
 
 def functions_of(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
@@ -137,31 +135,27 @@ def functions_of(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.Fun
         yield from functions_of(node, inner)
 
 
-def code_lines(text: str) -> set[int]:
-    """The numbers of the lines with code: all but blank lines, comments and docstrings."""
-    lines = set()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in STATEMENT_ENDS:
-            lines |= set(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, (*DEFINITIONS, ast.ClassDef, ast.Module)) and ast.get_docstring(node) is not None:
-            docstring = node.body[0]
-            lines -= set(range(docstring.lineno, docstring.end_lineno + 1))
-    return lines
+def complexity(function: ast.AST) -> int:
+    """McCabe's complexity, counted as by ruff's rule C901: 1, and 1 for each branch, loop and nested function."""
+    found = 1
+    for node in ast.walk(function):
+        if isinstance(node, ast.Try):
+            found += bool(node.orelse)
+        elif isinstance(node, ast.match_case):
+            found += ast.unparse(node.pattern) != "_" or node.guard is not None
+        elif isinstance(node, BRANCHES):
+            found += node is not function
+    return found
 
 
-def too_long(sources: dict[str, str], module_lines: int, function_lines: int) -> list[str]:
-    """Modules with too many lines, and functions with too many lines of code."""
-    faults = []
-    for name, text in sources.items():
-        if (length := len(text.splitlines())) > module_lines:
-            faults.append(f"{name} has {length} lines, more than {module_lines}")
-        code = code_lines(text)
-        for function, node in functions_of(ast.parse(text)):
-            length = len(code & set(range(node.lineno, node.end_lineno + 1)))
-            if length > function_lines:
-                faults.append(f"{name}.{function} has {length} lines of code, more than {function_lines}")
-    return faults
+def too_complex(sources: dict[str, str], most: int) -> list[str]:
+    """Functions of a higher complexity."""
+    return [
+        f"{name}.{function} has the complexity {complexity(node)}, more than {most}"
+        for name, text in sources.items()
+        for function, node in functions_of(ast.parse(text))
+        if complexity(node) > most
+    ]
 
 
 # ---- annotations ----

@@ -147,18 +147,21 @@ def hidden_bug(game):
     return found
 
 
-def test_rounds_differ_and_a_seed_repeats_them():
+def rounds(seed, count):
+    """The bug and the data of each of the first rounds of a game."""
+    game = Game(seed)
     found = []
-    for seed in (0, 0, 1):
-        game = Game(seed)
-        hidden = []
-        for _ in range(30):
-            hidden.append((hidden_bug(game), game.data_seed))
-            assert hidden[-1][0] == game.hidden and is_clear(game.data_seed)
-            game.next_round()
-        found.append(hidden)
-    assert found[0] == found[1] != found[2]
-    bugs = [bug for bug, _ in found[0]]
+    for _ in range(count):
+        found.append((hidden_bug(game), game.data_seed))
+        assert found[-1][0] == game.hidden and is_clear(game.data_seed)
+        game.next_round()
+    return found
+
+
+def test_rounds_differ_and_a_seed_repeats_them():
+    found = rounds(seed=0, count=30)
+    assert rounds(seed=0, count=8) == found[:8] != rounds(seed=1, count=8)
+    bugs = [bug for bug, _ in found]
     assert set(bugs) == set(BUGS) and all(one != other for one, other in itertools.pairwise(bugs))
 
 

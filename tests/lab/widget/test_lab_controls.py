@@ -1,6 +1,5 @@
 """The controls of the lab: each one reruns the training, and values that cannot be run are refused."""
 
-import pytest
 from events import wait_until
 from lab_widgets import run_to_the_end, updates_made, widget
 
@@ -8,25 +7,22 @@ from gradlab.lab.widget import session
 from gradlab.lab.widget.live_run import State
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("accumulation_steps", 2),
-        ("microbatch_size", 3),
-        ("learning_rate", 0.01),
-        ("method", "variables"),
-        ("optimizer", "sgd"),
-        ("model", "lenet"),
-        ("budget", 7.0),
-    ],
-)
-def test_a_changed_control_reruns(make, name, value):
+def test_a_changed_control_reruns(make):
     lab = make()
     run_to_the_end(lab)
-    widget(lab, name).value = value
-    assert getattr(lab.experiment, "updates" if name == "budget" else name) == value
-    assert lab.wait() is State.FINISHED
-    assert lab.result.experiment == lab.experiment  # the result of a new run: the first one had another value
+    for name, value in {
+        "accumulation_steps": 2,
+        "microbatch_size": 3,
+        "learning_rate": 0.01,
+        "budget": 7.0,
+        "optimizer": "sgd",
+        "method": "variables",
+        "model": "lenet",
+    }.items():
+        widget(lab, name).value = value
+        assert getattr(lab.experiment, "updates" if name == "budget" else name) == value
+        assert lab.wait() is State.FINISHED
+        assert lab.result.experiment == lab.experiment, name  # the result of a new run: the one before had another
 
 
 def test_without_rerun_a_changed_control_waits_for_run(make):

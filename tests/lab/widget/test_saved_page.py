@@ -57,8 +57,8 @@ def test_recorded_runs_agree_with_fresh_ones(number):
     kept, e = saved_page.recorded()["runs"][number], record.experiment(record.STEPS[number])
     assert {name: kept[name] for name in front.facts(e)} == front.facts(e)
     assert e.updates == presets.DEFAULTS["updates"] and kept["counts"] == [300] * 5
-    if e.accumulation_steps > 5:
-        e = presets.experiment(0, {"accumulation_steps": e.accumulation_steps, "updates": 60})  # the first updates
+    if e != presets.experiment(0, {}):  # the first updates are enough, except of the run that the page begins with
+        e = presets.experiment(0, {"accumulation_steps": e.accumulation_steps, "updates": 50})
     result = run(e)
     rows = floats(kept["rows"]).reshape(300, -1)[: e.updates]
     fresh = Trace.of(result).rows(0)[:, [COLUMNS.index(name) for name in record.KEPT]]

@@ -18,33 +18,35 @@ SIZES = [(p, m) for p in (1, 2, 3, 4, 7, 8) for m in (1, 2, 3, 4, 5, 8, 16)]
 RATIOS = [(1, 1), (1, 2), (2, 1), (3, 5), (Fraction(1, 3), Fraction(1, 2))]
 
 
-@pytest.mark.parametrize("name", PIPELINES)
-@pytest.mark.parametrize(("p", "m"), SIZES)
-def test_the_bubble_is_exactly_the_formula(name, p, m):
-    for forward, backward in RATIOS:
-        update = schedule(name, p, m, forward, backward)
-        assert update.idle_share == Fraction(p - 1, m + p - 1)
-        assert update.seconds == (m + p - 1) * (forward + backward)
-        formula, value = schedules.expected_idle_share(name, p, m, forward, backward)
-        assert formula == "(p - 1) / (m + p - 1)" and value == pytest.approx(float(update.idle_share), abs=1e-15)
+def test_the_bubble_is_exactly_the_formula():
+    for name, (p, m), (forward, backward) in itertools.product(PIPELINES, SIZES, RATIOS):
+        case = (name, p, m, forward, backward)
+        update = schedule(*case)
+        assert update.idle_share == Fraction(p - 1, m + p - 1), case
+        assert update.seconds == (m + p - 1) * (forward + backward), case
+        formula, value = schedules.expected_idle_share(*case)
+        assert formula == "(p - 1) / (m + p - 1)", case
+        assert value == pytest.approx(float(update.idle_share), abs=1e-15), case
 
 
-@pytest.mark.parametrize(("p", "m"), SIZES)
-def test_activations_that_are_held(p, m):
-    assert [schedule("gpipe", p, m).held(stage) for stage in range(p)] == [m] * p
-    assert [schedule("1f1b", p, m).held(stage) for stage in range(p)] == [min(p - stage, m) for stage in range(p)]
-    for name in ("each", "window"):
-        assert {schedule(name, p, m, all_reduce=1).held(device) for device in range(p)} == {1}
+def test_activations_that_are_held():
+    for p, m in SIZES:
+        assert [schedule("gpipe", p, m).held(stage) for stage in range(p)] == [m] * p, (p, m)
+        held = [schedule("1f1b", p, m).held(stage) for stage in range(p)]
+        assert held == [min(p - stage, m) for stage in range(p)], (p, m)
+        for name in ("each", "window"):
+            assert {schedule(name, p, m, all_reduce=1).held(device) for device in range(p)} == {1}, (name, p, m)
 
 
-@pytest.mark.parametrize(("p", "m"), SIZES)
-def test_data_parallelism_waits_for_its_all_reduces_only(p, m):
-    once, often = schedule("window", p, m, 1, 2, 5), schedule("each", p, m, 1, 2, 5)
-    assert once.seconds == 3 * m + 5 and often.seconds == (3 + 5) * m
-    assert once.idle_share == Fraction(5, 3 * m + 5) and often.idle_share == Fraction(5, 8)
-    for update in (once, often):
-        value = schedules.expected_idle_share(update.name, p, m, 1, 2, 5)[1]
-        assert value == pytest.approx(float(update.idle_share), abs=1e-15)
+def test_data_parallelism_waits_for_its_all_reduces_only():
+    for p, m in SIZES:
+        once = schedule("window", p, m, 1, 2, 5)
+        often = schedule("each", p, m, 1, 2, 5)
+        assert (once.seconds, often.seconds) == (3 * m + 5, (3 + 5) * m), (p, m)
+        assert (once.idle_share, often.idle_share) == (Fraction(5, 3 * m + 5), Fraction(5, 8)), (p, m)
+        for update in (once, often):
+            value = schedules.expected_idle_share(update.name, p, m, 1, 2, 5)[1]
+            assert value == pytest.approx(float(update.idle_share), abs=1e-15), (update.name, p, m)
 
 
 # By hand, forward 1 and backward 2: a row is a device; what it does at each time, with a dot where it waits.
