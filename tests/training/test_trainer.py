@@ -1,5 +1,6 @@
 """Trainer: its updates against the large batch's, its options against references, its resumption against bits."""
 
+import functools
 import itertools
 
 import keras
@@ -45,13 +46,19 @@ def assert_equal_weights(found, expected, tolerance=1e-12):
         np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance * scale)
 
 
+@functools.cache
+def uneven_windows(family):
+    """Windows of 13, 1 and 17 examples, and the weights and losses of the large batch, in float64."""
+    x, y = large_batch.data(family, 31)
+    windows = [rows((x, y), start, stop) for start, stop in ((0, 13), (13, 14), (14, 31))]
+    return windows, large_batches(family, windows, global_clipnorm=0.25, weight_decay=0.125)
+
+
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("family", ["dense", "two_by_two", "masked_and_whole"])
 def test_uneven_windows_give_the_update_of_the_large_batch(family, replicas, float64, two_devices):
     """With two devices each sees other examples, in graph mode, and a window of one example leaves one without any."""
-    x, y = large_batch.data(family, 31)
-    windows = [rows((x, y), start, stop) for start, stop in ((0, 13), (13, 14), (14, 31))]
-    expected, losses = large_batches(family, windows, global_clipnorm=0.25, weight_decay=0.125)
+    windows, (expected, losses) = uneven_windows(family)
     strategy = two_devices if replicas == 2 else None
     trainer = trainer_for(family, 3, strategy, global_clipnorm=0.25, weight_decay=0.125)
     steps = [trainer.step(*window) for window in windows]
@@ -60,8 +67,9 @@ def test_uneven_windows_give_the_update_of_the_large_batch(family, replicas, flo
     assert [step.update for step in steps] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adafactor", "lamb", "lion"])
+@pytest.mark.parametrize("optimizer", ["adafactor", "lamb"])
 def test_optimizers_on_two_devices(optimizer, float64, two_devices):
+    """Those that reduce over whole variables; the test above has Adam, and that of `fit` on two devices has SGD."""
     x, y = large_batch.data("shared", 19)
     windows = [rows((x, y), 0, 8), rows((x, y), 8, 19)]
     expected, _ = large_batches("shared", windows, optimizer)
@@ -238,8 +246,7 @@ def test_synchronized_batch_normalization_is_refused_on_several_devices(two_devi
 def dropped(**options):
     """A model that remembers: dropout's seeds, Adam's moments, a shuffled dataset."""
     keras.utils.set_random_seed(0)
-    layers = [keras.Input([4]), keras.layers.Dense(8, "relu"), keras.layers.Dropout(0.5), keras.layers.Dense(3)]
-    model = keras.Sequential(layers)
+    model = keras.Sequential([keras.Input([4]), keras.layers.Dropout(0.5), keras.layers.Dense(3)])
     entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     return gradlab.Trainer(model, keras.optimizers.Adam(0.05), entropy, 3, **options)
 
@@ -324,7 +331,8 @@ def test_texts_of_other_lengths_leave_the_length_open():
             traces.append(1)
             return inputs
 
-    layers = [keras.Input([None], dtype="int32"), keras.layers.Embedding(7, 2), Counted(), keras.layers.GRU(3)]
+    layers = [keras.Input([None], dtype="int32"), keras.layers.Embedding(7, 3), Counted()]
+    layers.append(keras.layers.GlobalAveragePooling1D())
     trainer = gradlab.Trainer(keras.Sequential(layers), "sgd", "mse", 2)
     traced = []
     for length in (4, 5, 6, 7, 4):
@@ -344,8 +352,14 @@ def model_of(*layers):
     return keras.Sequential([keras.Input([4]), *layers])
 
 
+@functools.cache
+def one_trainer():
+    """A trainer for all windows that are refused: they change nothing."""
+    return trainer_for("shared", 3)
+
+
 def bad_window(*window):
-    return lambda: trainer_for("shared", 3).step(*window)
+    return lambda: one_trainer().step(*window)
 
 
 ONE, SCALED = model_of(keras.layers.Dense(1)), keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
