@@ -1,0 +1,871 @@
+"""Bugs to plant into gradlab one by one, and the tests that must fail on each: a check of the tests.
+
+`python tests/planted_bugs.py` plants every bug into a copy of the project, runs its tests and says what caught it. The
+exit status is 1 if the tests pass with a bug, or cannot run. It takes about 15 seconds for each bug, so it is not part
+of `make test`: run it after changing what tests check.
+
+    python tests/planted_bugs.py                 all bugs
+    python tests/planted_bugs.py window tail     the bugs with one of these words in their name or file
+    python tests/planted_bugs.py --jobs 2        two at a time
+"""
+
+import argparse
+import contextlib
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+# What the tests of gradlab read.
+COPIED = (
+    "gradlab",
+    "tests",
+    "notebooks",
+    "data",
+    "benchmarks",
+    "docs",
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "Makefile",
+    "conftest.py",
+    "environment.yml",
+    "pyproject.toml",
+    "requirements.txt",
+)
+# Planted code may wait forever, or take memory without end.
+LONGEST = 1200  # seconds for the tests of one bug
+MOST = 8 * 2**30  # bytes of a process
+FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)  # in what pytest says
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A mistake that somebody could make in one place.
+
+    Attributes:
+        name: what the mistake is, in a few words with underscores.
+        file: the file of the project that has it.
+        old: the right text, which must occur exactly once in the file.
+        new: the wrong text.
+        targets: the tests of which one must fail: files or functions, as arguments of pytest.
+        words: of the tests in these files only those with such names, as for `-k` of pytest. Empty: all.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    targets: tuple[str, ...]
+    words: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the tests said about a bug.
+
+    Attributes:
+        caught_by: the test that failed, or None.
+        trouble: why no test said anything, or an empty string.
+    """
+
+    caught_by: str | None
+    trouble: str = ""
+
+    def __str__(self) -> str:
+        if self.trouble:
+            return f"NOT RUN: {self.trouble}"
+        return f"caught by {self.caught_by}" if self.caught_by else "MISSED"
+
+
+def planted_text(project: pathlib.Path, bug: Bug) -> str:
+    """The text of the bug's file with the bug.
+
+    Raises:
+        ValueError: the right text is not there, or in several places.
+    """
+    text = (project / bug.file).read_text(encoding="utf-8")
+    found = text.count(bug.old)
+    if found != 1:
+        raise ValueError(f"{bug.name}: the old text must occur once in {bug.file}. Received: {found} times")
+    return text.replace(bug.old, bug.new)
+
+
+def examine(project: pathlib.Path, bug: Bug, longest: float = LONGEST) -> Outcome:
+    """Plants a bug into a copy of the project and runs its targets there, until one fails."""
+    try:
+        text = planted_text(project, bug)
+    except (OSError, ValueError) as error:
+        return Outcome(None, str(error))
+    with tempfile.TemporaryDirectory(prefix="gradlab-planted-") as folder:
+        copy = _copied(project, folder)
+        (copy / bug.file).unlink()  # it may be the same file as that of the project
+        (copy / bug.file).write_text(text, encoding="utf-8")
+        try:
+            ended = _pytest(copy, ["-x", "-k", bug.words, *bug.targets], longest)
+        except subprocess.TimeoutExpired:
+            return Outcome(None, f"the tests took more than {longest:g} seconds")
+    failed = FAILED.findall(ended.stdout)
+    if ended.returncode == 0:
+        return Outcome(None)
+    if ended.returncode == 1 and failed:
+        return Outcome(failed[0])
+    said = (ended.stdout + ended.stderr).strip().splitlines()
+    return Outcome(None, f"pytest ended with {ended.returncode}: {said[-1] if said else 'no words'}")
+
+
+def failing_without(project: pathlib.Path, tests: set[str]) -> set[str]:
+    """Those of some tests that fail in a copy of the project without a bug, and so tell nothing."""
+    with tempfile.TemporaryDirectory(prefix="gradlab-planted-") as folder:
+        ended = _pytest(_copied(project, folder), sorted(tests), LONGEST)
+    return set(FAILED.findall(ended.stdout)) if ended.returncode == 1 else tests if ended.returncode else set()
+
+
+def _copied(project: pathlib.Path, folder: str) -> pathlib.Path:
+    copy = pathlib.Path(folder)
+    for name in COPIED:
+        _copy(project / name, copy / name)
+    return copy
+
+
+def _copy(source: pathlib.Path, target: pathlib.Path) -> None:
+    """Copies a file or a folder, with the compiled modules; data, which no test changes, is linked."""
+    if source.is_dir():
+        of_file = _link if source.name == "data" else shutil.copy2
+        shutil.copytree(source, target, copy_function=of_file, ignore=shutil.ignore_patterns("_build"))
+    elif source.exists():
+        shutil.copy2(source, target)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # the temporary folder is on another disk
+        shutil.copy2(source, target)
+
+
+def _pytest(copy: pathlib.Path, arguments: list[str], longest: float) -> Any:
+    """Runs tests in a folder, in a process that finds the folder's gradlab."""
+    options = ["-q", "-p", "no:cacheprovider", "-m", "not slow", "-rfE"]
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *options, *arguments],
+        cwd=copy,
+        env={**os.environ, "PYTHONPATH": str(copy)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=longest,
+    )
+
+
+def _limit_memory() -> None:
+    """Processes that are started from here get an error instead of more memory than `MOST`, where limits exist."""
+    with contextlib.suppress(ImportError, AttributeError, OSError, ValueError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_DATA, (MOST, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+
+
+def report(project: pathlib.Path, bugs: list[Bug], jobs: int = 1) -> int:
+    """Examines bugs, prints what is said about each as soon as it is known, and returns the exit status."""
+    caught: dict[str, str] = {}
+    with ThreadPoolExecutor(jobs) as pool:
+        for bug, outcome in zip(bugs, pool.map(lambda bug: examine(project, bug), bugs)):
+            print(f"{bug.name}: {outcome}", flush=True)
+            if outcome.caught_by is not None:
+                caught[bug.name] = outcome.caught_by
+    failing = failing_without(project, set(caught.values())) if caught else set()
+    for name, test in caught.items():
+        if test in failing:
+            print(f"{name}: NOT RUN: {test} fails without the bug, too")
+    number = sum(test not in failing for test in caught.values())
+    print(f"{number} of {len(bugs)} bugs caught")
+    return int(number < len(bugs))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("words", nargs="*", metavar="WORD", help="only bugs with one of these in their name or file")
+    parser.add_argument("--jobs", type=int, default=1, help="how many bugs to examine at once")
+    parser.add_argument("--project", type=pathlib.Path, default=ROOT, help="another checkout of the project")
+    chosen = parser.parse_args(arguments)
+    bugs = [bug for bug in BUGS if not chosen.words or any(word in bug.name + bug.file for word in chosen.words)]
+    if not bugs:
+        print(f"no bug has one of the words {' '.join(chosen.words)}", file=sys.stderr)
+        return 2
+    _limit_memory()
+    return report(chosen.project.resolve(), bugs, chosen.jobs)
+
+
+BUGS = (
+    # ---- the loop over a window's micro-batches ----
+    Bug(
+        "sum_for_mean",
+        "gradlab/window.py",
+        "gradients = divide(sums.gradients, sums.weight / size, variables)",
+        "gradients = divide(sums.gradients, None, variables)",
+        ("tests/test_window.py",),
+    ),
+    Bug(
+        "window_divided_by_k_with_a_ragged_tail",
+        "gradlab/window.py",
+        "gradients = divide(sums.gradients, sums.weight / size, variables)",
+        "gradients = divide(sums.gradients, tf.cast(tf.size(sums.weights), dtype), variables)",
+        ("tests/test_window.py",),
+    ),
+    Bug(
+        "tail_dropped",
+        "gradlab/_batches.py",
+        "return -(-examples // microbatch_size)",
+        "return examples // microbatch_size",
+        ("tests/test_window.py",),
+    ),
+    Bug(
+        "stale_accumulators",
+        "gradlab/window.py",
+        "            accumulator.assign(zeros)",
+        "            accumulator.assign_add(zeros)",
+        ("tests/test_window.py",),
+    ),
+    Bug(
+        "clipped_per_microbatch",
+        "gradlab/window.py",
+        "    gradient = tf.cast(gradient, total.dtype)\n",
+        "    gradient = tf.clip_by_norm(tf.cast(gradient, total.dtype), 1.0)\n",
+        ("tests/test_window.py",),
+    ),
+    Bug(
+        "sum_in_bfloat16",
+        "gradlab/averaging.py",
+        "return tf.float32 if dtype in (tf.float16, tf.bfloat16) else dtype",
+        "return tf.float32 if dtype == tf.float16 else dtype",
+        ("tests/test_averaging.py", "tests/test_accumulator.py", "tests/test_window.py"),
+    ),
+    Bug(
+        "accumulator_dtype_ignored",
+        "gradlab/window.py",
+        "tf.as_dtype(dtype) if dtype else accumulation_dtype(variable.dtype)",
+        "accumulation_dtype(variable.dtype)",
+        ("tests/training/test_trainer.py",),
+        "dtype",
+    ),
+    Bug(
+        "weight_of_a_left_out_microbatch_counts",
+        "gradlab/window.py",
+        "leave_out = lambda: (sums, total, skipped + 1, state,",
+        "leave_out = lambda: (sums, total + weight, skipped + 1, state,",
+        ("tests/training/test_trainer.py",),
+        "finite or skip",
+    ),
+    Bug(
+        "state_of_a_left_out_microbatch_counts",
+        "gradlab/window.py",
+        "leave_out = lambda: (sums, total, skipped + 1, state,",
+        "leave_out = lambda: (sums, total, skipped + 1, result.state,",
+        ("tests/training/test_trainer.py",),
+        "finite or skip",
+    ),
+    Bug(
+        "never_several_in_flight",
+        "gradlab/window.py",
+        "parallel_iterations=loop.in_flight,",
+        "parallel_iterations=1,",
+        ("tests/training/test_model.py", "tests/training/test_in_flight.py"),
+        "under_way or in_flight",
+    ),
+    # ---- arithmetic on gradients, static graphs ----
+    Bug(
+        "none_left_out_of_the_average",
+        "gradlab/averaging.py",
+        "[1.0] * len(gradients), float(len(gradients))",
+        "[1.0] * len(gradients), float(len(present))",
+        ("tests/test_averaging.py",),
+    ),
+    Bug(
+        "weights_of_sparse_gradients_ignored",
+        "gradlab/averaging.py",
+        "tf.cast(g.values, compute) * w for g, w in",
+        "tf.cast(g.values, compute) for g, w in",
+        ("tests/test_averaging.py",),
+    ),
+    Bug(
+        "accumulator_mean_of_means",
+        "gradlab/accumulator.py",
+        "share = tf.cast(weight, total.dtype)",
+        "share = tf.ones([], total.dtype)",
+        ("tests/test_accumulator.py",),
+    ),
+    Bug(
+        "accumulator_weight_never_zero_again",
+        "gradlab/accumulator.py",
+        "[variable.assign(tf.zeros_like(variable)) for variable in self.variables]",
+        "[variable.assign(tf.zeros_like(variable)) for variable in self._sums]",
+        ("tests/test_accumulator.py",),
+    ),
+    Bug(
+        "static_graph_accumulates_without_weights",
+        "gradlab/static_graph.py",
+        '[gradient for gradient, _ in fields["average"]], fields["weight"])',
+        '[gradient for gradient, _ in fields["average"]])',
+        ("tests/test_static_graph.py", "tests/lab/experiments/test_methods.py"),
+    ),
+    Bug(
+        "towers_drop_the_last_examples",
+        "gradlab/towers.py",
+        "examples * i // towers, examples * (i + 1) // towers",
+        "examples // towers * i, examples // towers * (i + 1)",
+        ("tests/test_static_graph.py", "tests/lab/experiments/test_methods.py"),
+    ),
+    # ---- processes, devices, texts ----
+    Bug(
+        "killed_worker_counts_as_success",
+        "gradlab/cluster.py",
+        "if process.returncode), None)",
+        "if (process.returncode or 0) > 0), None)",
+        (
+            "tests/test_cluster.py::test_if_one_worker_fails_the_others_end_with_the_processes_that_they_started",
+            "tests/test_cluster.py::test_a_worker_that_ignores_termination_is_killed",
+        ),
+    ),
+    Bug(
+        "labels_not_sorted_with_their_texts",
+        "gradlab/tokens.py",
+        "if is_one else tf.gather(part, order)\n",
+        "if is_one else part\n",
+        ("tests/test_tokens.py",),
+    ),
+    Bug(
+        "microbatches_of_too_many_tokens",
+        "gradlab/tokens.py",
+        "stop = tf.minimum(alike, start + tokens // lengths[start])",
+        "stop = tf.minimum(alike, start + 1 + tokens // lengths[start])",
+        ("tests/test_tokens.py",),
+    ),
+    # ---- one update of a Keras model ----
+    Bug(
+        "regularization_per_microbatch",
+        "gradlab/training/update.py",
+        "_with_regularization(gradients, variables, scale)\n",
+        "_with_regularization(gradients, variables, scale * tf.cast(steps, dtype))\n",
+        ("tests/training/test_model.py",),
+    ),
+    Bug(
+        "window_norm_stays_scaled",
+        "gradlab/training/update.py",
+        "tf.sqrt(squared_norm(gradients, dtype)) / scale",
+        "tf.sqrt(squared_norm(gradients, dtype))",
+        ("tests/training/test_trainer.py",),
+        "scale",
+    ),
+    Bug(
+        "schedule_per_microbatch",
+        "gradlab/training/update.py",
+        "        loss, term_losses = plan.loss(term_sums)\n",
+        "        loss, term_losses = plan.loss(term_sums)\n"
+        "        more = tf.cast(steps - 1, self.optimizer.iterations.dtype)\n"
+        "        self.optimizer.iterations.assign_add(more)\n",
+        ("tests/training/test_model.py",),
+    ),
+    Bug(
+        "update_of_a_window_without_a_finite_microbatch",
+        "gradlab/training/update.py",
+        "weight > 0 if self._loop.skip_nonfinite else None)",
+        "None)",
+        ("tests/training/test_trainer.py",),
+        "finite or skip",
+    ),
+    Bug(
+        "divided_by_examples_that_were_left_out",
+        "gradlab/training/window_pass.py",
+        "and replicas == 1 and not self._loop.skip_nonfinite:",
+        "and replicas == 1:",
+        ("tests/training/test_trainer.py",),
+        "finite or skip",
+    ),
+    Bug(
+        "tokens_counted_as_examples",
+        "gradlab/training/plan.py",
+        'return examples if self.kinds[0] == "examples" else tf.cast(common_divisor(terms), examples.dtype)',
+        "return examples",
+        ("tests/training/test_model.py",),
+    ),
+    Bug(
+        "divisors_of_the_own_replica_only",
+        "gradlab/training/plan.py",
+        "counts = sum_over_replicas(_count(traced.divisors, batch, microbatch_size, len(kinds)))",
+        "counts = _count(traced.divisors, batch, microbatch_size, len(kinds))",
+        ("tests/training/test_trainer.py",),
+        "two_devices or uneven or replica",
+    ),
+    Bug(
+        "mask_not_counted",
+        "gradlab/training/term.py",
+        'return elements * tf.reduce_mean(mask), "own"',
+        'return elements, "own"',
+        ("tests/training/test_model.py",),
+    ),
+    Bug(
+        "mask_and_weights_not_multiplied",
+        "gradlab/training/term.py",
+        "                weights = mask * weights\n",
+        "                weights = weights * tf.ones_like(mask)\n",
+        ("tests/training/test_model.py", "tests/training/test_every_loss.py", "tests/training/test_given.py"),
+    ),
+    Bug(
+        "gradients_summed_over_replicas_twice",
+        "gradlab/training/replicas.py",
+        "        internals.take_gradients_as_summed(optimizer)\n",
+        "        pass\n",
+        ("tests/training/test_trainer.py",),
+        "two_devices or uneven or replica",
+    ),
+    Bug(
+        "replicas_drop_the_last_examples",
+        "gradlab/training/replicas.py",
+        "slice(examples * index // replicas, examples * (index + 1) // replicas)",
+        "slice(examples // replicas * index, examples // replicas * (index + 1))",
+        ("tests/training/test_trainer.py",),
+        "two_devices or uneven or replica",
+    ),
+    Bug(
+        "assigned_once_for_each_microbatch",
+        "gradlab/training/state.py",
+        "for i, (v, value) in enumerate(zip(self.carried, values)) if i not in self.once]",
+        "for i, (v, value) in enumerate(zip(self.carried, values))]",
+        ("tests/training/test_model_as_in_keras.py",),
+        "assign or spectral or random",
+    ),
+    Bug(
+        "moving_variance_within_microbatches_only",
+        "gradlab/training/batch_norm.py",
+        "get_current_value(layer.moving_variance) / (1 - decay) + mean**2",
+        "get_current_value(layer.moving_variance) / (1 - decay)",
+        ("tests/training/test_model.py",),
+        "normalization or averages",
+    ),
+    Bug(
+        "epoch_loss_is_a_mean_of_means",
+        "gradlab/training/metrics.py",
+        "internals.loss_tracker(model).update_state(outcome.loss, sample_weight=examples)",
+        "internals.loss_tracker(model).update_state(outcome.loss)",
+        ("tests/training/test_model.py",),
+        "history or metric or epoch",
+    ),
+    Bug(
+        "metrics_count_each_microbatch",
+        "gradlab/training/metrics.py",
+        "old + (new - old) * tf.cast(of_loss if key in self.in_loss else share, old.dtype)",
+        "new",
+        ("tests/training/test_model_as_in_keras.py",),
+        "metric",
+    ),
+    Bug(
+        "metrics_forget_the_padded_length",
+        "gradlab/training/padded_metrics.py",
+        "variable.assign(old + variable.value * tf.cast(length, old.dtype))",
+        "variable.assign(old + variable.value)",
+        ("tests/training/test_given.py",),
+    ),
+    Bug(
+        "evaluation_without_regularization",
+        "gradlab/training/evaluation.py",
+        "        if self._objective.is_regularized:",
+        "        if False:",
+        ("tests/training/test_model.py", "tests/training/test_whole_batch.py"),
+        "evaluat or history",
+    ),
+    # ---- losses over the whole batch, texts, losses of one's own ----
+    Bug(
+        "slopes_of_another_replica",
+        "gradlab/training/whole_batch.py",
+        "return slice(end - examples, end)",
+        "return slice(0, examples)",
+        ("tests/training/test_whole_batch.py",),
+        "two_devices",
+    ),
+    Bug(
+        "slopes_stay_scaled",
+        "gradlab/training/whole_batch.py",
+        "return tf.cast(slopes, dtype) / tf.cast(scale, dtype)",
+        "return tf.cast(slopes, dtype)",
+        ("tests/training/test_whole_batch.py",),
+        "half_precision or scale",
+    ),
+    Bug(
+        "loss_over_the_whole_batch_for_each_replica",
+        "gradlab/training/window_pass.py",
+        "term_sums[i] = tf.cast(loss, dtype) / replicas, tf.ones([], dtype)",
+        "term_sums[i] = tf.cast(loss, dtype), tf.ones([], dtype)",
+        ("tests/training/test_whole_batch.py",),
+        "two_devices or trainer",
+    ),
+    Bug(
+        "microbatches_keep_the_padding_of_the_window",
+        "gradlab/_batches.py",
+        "found.append(part if widths is None else part[:, : widths[step]])",
+        "found.append(part)",
+        ("tests/training/test_given.py",),
+        "token",
+    ),
+    Bug(
+        "sample_weight_lost_beside_weight_fn",
+        "gradlab/training/given.py",
+        "        weights *= tf.cast(sample_weight, weights.dtype)",
+        "        weights *= tf.ones_like(weights)",
+        ("tests/training/test_given.py", "tests/training/test_trainer.py"),
+        "weigh or token",
+    ),
+    Bug(
+        "a_sum_taken_for_a_mean",
+        "gradlab/training/additivity.py",
+        "tf.where(kind == SUM, times, tf.ones_like(times))",
+        "tf.ones_like(times)",
+        ("tests/training/test_model_as_in_keras.py",),
+    ),
+    Bug(
+        "additivity_seen_in_one_window_only",
+        "gradlab/training/additivity.py",
+        "WINDOWS = 3  #",
+        "WINDOWS = 1  #",
+        ("tests/training/test_additivity.py",),
+    ),
+    Bug(
+        "reduction_never_checked",
+        "gradlab/training/reduction_check.py",
+        "wrong = tf.abs(whole - said) > near",
+        "wrong = tf.abs(whole - said) > tf.abs(whole) + size",
+        ("tests/training/test_own_steps.py",),
+        "check or refused or reduction or planted",
+    ),
+    Bug(
+        "own_step_is_a_mean_of_means",
+        "gradlab/training/own_steps.py",
+        "share = tf.cast(examples, self.dtype) / tf.cast(self._examples, self.dtype)",
+        "share = 1 / tf.cast(self._steps, self.dtype)",
+        ("tests/training/test_own_steps.py",),
+    ),
+    # ---- input checks, datasets, checkpoints ----
+    Bug(
+        "stateful_layers_accepted",
+        "gradlab/training/input_checks.py",
+        'if getattr(layer, "stateful", False) is True:',
+        'if getattr(layer, "stateful", False) is None:',
+        ("tests/training/test_model.py", "tests/training/test_model_as_in_keras.py", "tests/training/test_trainer.py"),
+        "refus",
+    ),
+    Bug(
+        "negative_labels_accepted",
+        "gradlab/training/input_checks.py",
+        "right = (labels >= 0) & (labels < classes)",
+        "right = labels < classes",
+        ("tests/training/test_model.py", "tests/training/test_trainer.py", "tests/training/test_model_as_in_keras.py"),
+        "refus",
+    ),
+    Bug(
+        "examples_beyond_the_window_lost",
+        "gradlab/training/dataset_windows.py",
+        "self._kept = map_tensors(lambda array: array[size:], window)",
+        "self._kept = None",
+        ("tests/training/test_trainer.py",),
+        "interrupted or every_example or windows",
+    ),
+    Bug(
+        "resumed_shuffles_as_the_first_epoch",
+        "gradlab/training/dataset_windows.py",
+        "            for _ in range(epoch):  #",
+        "            for _ in range(0):  #",
+        ("tests/training/test_trainer.py",),
+        "interrupted or resume or checkpoint",
+    ),
+    Bug(
+        "optimizer_left_out_of_checkpoints",
+        "gradlab/training/trainer.py",
+        "variables = [*self.model.variables, *self.optimizer.variables]",
+        "variables = [*self.model.variables, self.optimizer.iterations]",
+        ("tests/training/test_trainer.py",),
+        "interrupted or resume or checkpoint",
+    ),
+    Bug(
+        "position_left_out_of_checkpoints",
+        "gradlab/training/trainer.py",
+        "checkpoints.save(done, windows.epoch, windows.examples)",
+        "checkpoints.save(done, windows.epoch, 0)",
+        ("tests/training/test_trainer.py",),
+        "interrupted or resume or checkpoint",
+    ),
+    Bug(
+        "iterator_of_another_type_as_before",
+        "gradlab/training/compiled_step.py",
+        "if self._concrete is None or iterator.element_spec != self._specs:",
+        "if self._concrete is None:",
+        ("tests/training/test_compiled_step.py",),
+    ),
+    # ---- automatic sizes, memory ----
+    Bug(
+        "window_applied_twice_after_memory_ran_out",
+        "gradlab/training/auto_size.py",
+        "if not can_repeat or self._seen_begun != begun:",
+        "if not can_repeat:",
+        ("tests/training/test_auto_size.py",),
+    ),
+    Bug(
+        "size_of_a_trial_stays_after_a_failure",
+        "gradlab/training/auto_size.py",
+        "        except BaseException as error:\n            self.variable.assign(before)\n",
+        "        except BaseException as error:\n            pass\n",
+        ("tests/training/test_auto_size.py",),
+    ),
+    Bug(
+        "batch_not_kept_for_another_attempt",
+        "gradlab/training/auto_steps.py",
+        "with tf.control_dependencies(self._keep(batch)):",
+        "with tf.control_dependencies([]):",
+        ("tests/training/test_auto_size.py",),
+    ),
+    Bug(
+        "sizes_chosen_without_a_margin",
+        "gradlab/training/size_search.py",
+        "if times * total <= self._memory]",
+        "if total <= self._memory]",
+        ("tests/training/test_auto_size.py",),
+    ),
+    Bug(
+        "plan_of_one_in_flight",
+        "gradlab/training/memory_plan.py",
+        "return int(self.in_flight * self.copies * (peak - gradients))",
+        "return int(self.copies * (peak - gradients))",
+        ("tests/measure/test_memory_plan.py",),
+    ),
+    Bug(
+        "tensors_die_before_their_last_use",
+        "gradlab/training/liveness.py",
+        "lives[name] = i, max(i, last.get(name, i))",
+        "lives[name] = i, i",
+        ("tests/measure/test_memory_plan.py",),
+    ),
+    # ---- measurements, the audit ----
+    Bug(
+        "signal_with_its_noise",
+        "gradlab/measure/noise_scale.py",
+        "(count * big - small) / (count - 1), np.nan)",
+        "big, np.nan)",
+        ("tests/measure/test_noise_scale.py",),
+    ),
+    Bug(
+        "running_mean_drawn_to_zero",
+        "gradlab/measure/noise.py",
+        "means[i] = self._mean / self._weight",
+        "means[i] = self._mean",
+        ("tests/measure/test_noise.py",),
+    ),
+    Bug(
+        "audit_takes_wrong_for_right",
+        "gradlab/auditing/verdict.py",
+        "TOLERANCE = 2e-4  #",
+        "TOLERANCE = 2e-1  #",
+        ("tests/auditing/test_audit.py",),
+    ),
+    Bug(
+        "audit_reference_of_embeddings",
+        "gradlab/auditing/models.py",
+        'slope @ weights["kernel"].T / x.shape[1])',
+        'slope @ weights["kernel"].T)',
+        ("tests/auditing/test_audit.py", "tests/auditing/test_adapters.py"),
+    ),
+    # ---- experiments ----
+    Bug(
+        "microbatches_draw_the_masks_of_others",
+        "gradlab/lab/experiments/training.py",
+        "                made += len(record.losses)",
+        "                made += 1",
+        ("tests/lab/experiments/test_training.py",),
+    ),
+    Bug(
+        "rest_of_a_budget_of_examples_dropped",
+        "gradlab/lab/experiments/training.py",
+        "            if not updates or not examples:",
+        "            if not updates or examples < experiment.effective_batch:",
+        ("tests/lab/experiments/test_training.py",),
+    ),
+    Bug(
+        "sums_of_the_window_before",
+        "gradlab/lab/experiments/methods/session_graphs.py",
+        "        self._session.run(self._graph.zero_ops)\n",
+        "",
+        ("tests/lab/experiments/test_methods.py",),
+    ),
+    Bug(
+        "optimizer_keeps_its_state_in_the_next_training",
+        "gradlab/lab/experiments/methods/compiled.py",
+        "            variable.assign(np.zeros(variable.shape))",
+        "            variable.assign(variable)",
+        ("tests/lab/experiments/test_methods.py",),
+    ),
+    Bug(
+        "together_divides_by_seeds",
+        "gradlab/lab/experiments/together.py",
+        "examples = tf.cast(tf.shape(losses)[1], tf.float32)",
+        "examples = tf.cast(tf.shape(losses)[0], tf.float32)",
+        ("tests/lab/experiments/test_together.py",),
+    ),
+    Bug(
+        "dropped_units_have_a_gradient",
+        "gradlab/lab/experiments/models.py",
+        "lambda upstream: upstream * mask",
+        "lambda upstream: upstream",
+        ("tests/lab/experiments/test_models.py",),
+    ),
+    Bug(
+        "window_loss_is_a_mean_of_means",
+        "gradlab/lab/experiments/result.py",
+        "np.where(self.weights > 0, self.losses * self.weights, 0).sum(axis=2) / self.weights.sum(axis=2)",
+        "np.where(self.weights > 0, self.losses, 0).sum(axis=2) / (self.weights > 0).sum(axis=2)",
+        ("tests/lab/experiments/test_result.py", "tests/lab/widget/test_trace.py", "tests/lab/figures/test_plots.py"),
+    ),
+    Bug(
+        "diverged_update_counts_as_sound",
+        "gradlab/lab/experiments/result.py",
+        'return self.updates - (np.array(self.endings) == "diverged")',
+        "return self.updates",
+        ("tests/lab/experiments/test_result.py", "tests/lab/figures/test_plots.py"),
+        "diverge",
+    ),
+    Bug(
+        "cache_of_another_version",
+        "gradlab/lab/experiments/cache.py",
+        "key = [FORMAT, TRAINING, gradlab.__version__, ",
+        "key = [FORMAT, TRAINING, ",
+        ("tests/lab/experiments/test_sweep.py",),
+    ),
+    Bug(
+        "sweep_forgets_what_is_finished",
+        "gradlab/lab/experiments/sweep.py",
+        "                kept.write(outcome)\n",
+        "",
+        ("tests/lab/experiments/test_sweep.py",),
+    ),
+    Bug(
+        "sweep_in_the_order_of_finishing",
+        "gradlab/lab/experiments/sweep.py",
+        "done = {job: result for job, result in results.items() if result is not None}",
+        "done = dict(zip(results, reversed([r for r in results.values() if r is not None])))",
+        ("tests/lab/experiments/test_sweep.py",),
+    ),
+    Bug(
+        "full_gradient_without_the_last_block",
+        "gradlab/lab/experiments/probe.py",
+        "rows = np.arange(start, min(start + block, examples))",
+        "rows = np.arange(start, min(start + block, examples - block))",
+        ("tests/lab/experiments/test_probe.py",),
+    ),
+    # ---- figures, the lab, exercises ----
+    Bug(
+        "deviation_over_seeds_divided_by_n",
+        "gradlab/lab/figures/curves.py",
+        "np.sqrt(squares / np.maximum(count - 1, 1))",
+        "np.sqrt(squares / np.maximum(count, 1))",
+        ("tests/lab/figures/test_plots.py", "tests/lab/widget/test_trace.py"),
+    ),
+    Bug(
+        "noise_scale_of_seeds_is_a_mean_of_ratios",
+        "gradlab/lab/figures/plots.py",
+        "along = np.where(below > 0, above / np.where(below > 0, below, 1), np.nan)",
+        "along = np.mean([scale.along[:length] for scale in scales], axis=0)",
+        ("tests/lab/figures/test_plots.py",),
+    ),
+    Bug(
+        "trace_counts_examples_from_zero_again",
+        "gradlab/lab/widget/trace.py",
+        "rows[:, _EXAMPLES] = examples + new.examples[0]",
+        "rows[:, _EXAMPLES] = new.examples[0]",
+        ("tests/lab/widget/test_trace.py",),
+    ),
+    Bug(
+        "run_called_over_before_it_is_drawn",
+        "gradlab/lab/widget/front.py",
+        '"again": None if over or run is None else _pause(run),',
+        '"again": None if run is None or run.progress >= 1 else _pause(run),',
+        ("tests/lab/widget/test_front.py",),
+    ),
+    Bug(
+        "one_stage_fewer_ahead_in_the_pipeline",
+        "gradlab/lab/widget/schedules.py",
+        "min(devices - stage, microbatches)",
+        "min(devices - stage + 1, microbatches)",
+        ("tests/lab/widget/test_timeline.py",),
+    ),
+    Bug(
+        "examples_budget_read_as_updates",
+        "gradlab/lab/widget/controls.py",
+        "values |= dict.fromkeys(BUDGETS) | {kind:",
+        'values |= dict.fromkeys(BUDGETS) | {"updates":',
+        ("tests/lab/widget/test_lab_controls.py",),
+    ),
+    Bug(
+        "toy_floor_without_k",
+        "gradlab/lab/widget/toy.py",
+        "(2 * accumulation_steps * (2 - learning_rate * CURVATURE))",
+        "(2 * accumulation_steps * 2)",
+        ("tests/lab/widget/test_toy.py",),
+    ),
+    Bug(
+        "zero_divides_one_stage_early",
+        "gradlab/lab/widget/memory_count.py",
+        "if training.zero_stage >= stage else copy for stage in (0, 1, 2, 3)]",
+        "if training.zero_stage > stage else copy for stage in (0, 1, 2, 3)]",
+        ("tests/lab/widget/test_memory_bars.py",),
+    ),
+    Bug(
+        "game_shows_another_bug",
+        "gradlab/lab/widget/bug_loops.py",
+        "mean *= len(window) / settings.k",
+        "mean *= settings.k / len(window)",
+        ("tests/lab/widget/test_bug_lab.py",),
+    ),
+    Bug(
+        "leaderboard_keeps_the_worst",
+        "gradlab/lab/exercises/leaderboard.py",
+        "for each in rows[:KEPT])",
+        "for each in rows[-KEPT:])",
+        ("tests/lab/test_leaderboard.py",),
+    ),
+    Bug(
+        "growth_judged_by_the_mean_of_seeds",
+        "gradlab/lab/reproduce/noise_scale.py",
+        "bool((growth >= GROWTH).all()),",
+        "bool((growth >= GROWTH).any()),",
+        ("tests/lab/reproduce/test_study.py",),
+    ),
+    Bug(
+        "classroom_forgets_the_seeds",
+        "gradlab/lab/classroom/limits.py",
+        "if each is not None and seeds * each > self.examples:",
+        "if each is not None and each > self.examples:",
+        ("tests/lab/classroom/test_hub.py",),
+    ),
+    Bug(
+        "graph_hides_what_a_constant_waits_for",
+        "gradlab/drawing/graph_boxes.py",
+        "itertools.chain(op.control_inputs, *(constant.control_inputs for constant in constants))",
+        "op.control_inputs",
+        ("tests/drawing/test_graph_view.py",),
+    ),
+    Bug(
+        "audit_with_bugs_ends_with_success",
+        "gradlab/__main__.py",
+        "return 0 if found.clean else 1",
+        "return 0",
+        ("tests/auditing/test_report.py", "tests/project/test_command_line.py"),
+    ),
+)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
