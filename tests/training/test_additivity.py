@@ -53,12 +53,12 @@ def test_one_number_for_a_batch_with_weights_of_which_the_first_are_equal(first)
     weights = np.r_[[first] * 6, 1 + np.arange(14) % 3].astype("float32")
     with pytest.raises(REFUSED, match="must be a mean or a sum over the examples"):
         fit(network(), X, Y, weights, loss=mean)
-    fit(network(), X, Y, np.ones(20, "float32"), loss=mean)  # equal ones change nothing
+    if first == 1:
+        fit(network(), X, Y, np.ones(20, "float32"), loss=mean)  # equal ones change nothing
 
 
-@pytest.mark.parametrize("updates", [1, 2])
-def test_a_mean_that_becomes_a_sum(updates):
-    """The factor of the sum is 0 in the first update, and is not in the second."""
+def test_a_mean_that_becomes_a_sum():
+    """The factor of the sum is 0 in the first two updates, and is not in the third."""
     factor = tf.Variable(0.0)
 
     def loss(y, y_pred):
@@ -67,21 +67,18 @@ def test_a_mean_that_becomes_a_sum(updates):
 
     small = gradlab.microbatched(network(), 4)
     small.compile("sgd", loss)
-    small.train_on_batch(X, Y)
     step = tf.function(lambda x: gradlab.value_and_gradients(lambda x: loss(x @ W, 0.0), W, x, 4))
-    step(X)
-    factor.assign(float(updates - 1))
-    if updates == 1:
+    for _ in range(2):
         small.train_on_batch(X, Y)
         step(X)
-        return
+    factor.assign(1.0)
     with pytest.raises(REFUSED, match="must be a mean or a sum over the examples"):
         small.train_on_batch(X, Y)
     with pytest.raises(REFUSED, match="loss must be a mean over the examples"):
         step(X)
 
 
-@pytest.mark.parametrize("becomes", [1, 2, 3])
+@pytest.mark.parametrize("becomes", [2, 3])
 def test_what_an_automatic_size_tries_does_not_count(becomes, monkeypatch):
     """Of the updates, the first three do: the trials before them, on the same batch, must not use these up."""
     factor = tf.Variable(0.0)

@@ -1,5 +1,6 @@
 """Windows of `gradlab.token_batches` in `fit` and in a `Trainer`, against Keras on the padded batch."""
 
+import functools
 import re
 
 import keras
@@ -18,9 +19,22 @@ NEXT = tf.RaggedTensor.from_row_splits(GENERATOR.integers(1, 9, sum(LENGTHS)), T
 CLASSES = tf.constant(GENERATOR.integers(0, 9, 24))
 WEIGHTS = TEXTS.with_values(tf.constant(GENERATOR.uniform(0.1, 2.0, sum(LENGTHS)), tf.float32))
 PADDED = TEXTS.to_tensor()
+CLASS_NUMBERS = tf.cast(CLASSES[:, tf.newaxis], tf.float32)
+TEXT_WEIGHTS = tf.linspace(0.5, 1.5, 24)
+COLUMN = tf.ones([24, 1])
 NUMBERS = TEXTS.with_values(tf.cast(TEXTS.values, tf.float32)[:, tf.newaxis] / 9)
 SOUNDS = tf.constant(GENERATOR.normal(size=[24, 12, 4]), tf.float32)
 WORDS = TEXTS[:, :4]
+
+TARGETS = {
+    "next": NEXT,
+    "classes": CLASSES,
+    "class numbers": CLASS_NUMBERS,
+    "numbers": NUMBERS,
+    "weights": WEIGHTS,
+    "text weights": TEXT_WEIGHTS,
+    "column": COLUMN,
+}
 
 losses = keras.losses
 crossentropy = losses.SparseCategoricalCrossentropy
@@ -38,11 +52,16 @@ class Traced(keras.layers.Layer):
         return x
 
 
-def network(per_token=True, masked=True, added=None):
+def network(per_token=True, masked=True, added=None, recurrent=False):
+    """Predicts a class for each token or text. A recurrent layer takes several times as long to trace."""
     keras.utils.set_random_seed(1)
     tokens = keras.Input([None], dtype="int64")
-    hidden = keras.layers.Embedding(9, 6, mask_zero=masked)(tokens)
-    hidden = keras.layers.GRU(6, return_sequences=per_token)(Traced()(hidden))
+    hidden = Traced()(keras.layers.Embedding(10, 6, mask_zero=masked)(tokens))
+    if recurrent:
+        hidden = keras.layers.GRU(6, return_sequences=per_token)(hidden)
+    else:
+        hidden = keras.layers.Dense(6, "tanh")(hidden)
+        hidden = hidden if per_token else keras.layers.GlobalAveragePooling1D()(hidden)
     if added is not None:
         hidden = keras.layers.ActivityRegularization(added)(hidden)
     return keras.Model(tokens, keras.layers.Dense(9, name="next")(hidden))
@@ -84,8 +103,44 @@ def with_own_loss():
     return OwnLoss(model.inputs, model.outputs)
 
 
-def windows(*parts, tokens=40, sort_within=12):
-    return token_batches(tf.data.Dataset.from_tensor_slices(parts), tokens, sort_within)
+def token_windows(*parts, tokens=40, sort_within=12, **options):
+    return token_batches(tf.data.Dataset.from_tensor_slices(parts), tokens, sort_within, **options)
+
+
+@functools.cache
+def windows_of_all_targets(sort_within):
+    """Windows of the texts with `TARGETS`, computed only once: that takes longer than to train on them."""
+    targets = TARGETS if sort_within == 12 else {"next": NEXT}  # no test needs the others in other windows
+    dataset = token_windows(TEXTS, targets, sort_within=sort_within).cache()
+    for _ in dataset:  # now the cache is full
+        pass
+    return dataset
+
+
+def windows(x, *parts, sort_within=12):
+    """The windows of the texts x with some of `TARGETS`, as targets and weights."""
+    assert x is TEXTS
+    names = tf.nest.map_structure(lambda part: next(name for name, one in TARGETS.items() if one is part), parts)
+    return windows_of(names, sort_within)
+
+
+@functools.cache
+def windows_of(names, sort_within):
+    def chosen(x, targets):
+        return x, *tf.nest.map_structure(lambda name: targets[name], names)
+
+    return windows_of_all_targets(sort_within).map(chosen)
+
+
+@functools.cache
+def windows_with_a_text_that_is_too_long():
+    return token_windows(TEXTS, NEXT, tokens=10)
+
+
+def in_keras(model, loss, rate=0.5, **options):
+    """The model, compiled to train on large batches; without tracing, which would take longer."""
+    model.compile(keras.optimizers.SGD(rate), loss, run_eagerly=True, **options)
+    return model
 
 
 def difference(one, other):
@@ -109,13 +164,15 @@ CASES = {
     ),
     "mask and weights": (network, (TEXTS, NEXT, WEIGHTS), crossentropy(True), {"weighted_metrics": ["accuracy"]}),
     "a sum": (network, (TEXTS, NEXT), crossentropy(True, reduction="sum"), {}),
-    "one label each": (lambda: network(False), (TEXTS, CLASSES), crossentropy(True), {"metrics": ["accuracy"]}),
+    "one label each": (
+        lambda: network(False, recurrent=True), (TEXTS, CLASSES), crossentropy(True), {"metrics": ["accuracy"]}
+    ),
     "weighted texts": (
-        lambda: network(False), (TEXTS, CLASSES, tf.linspace(0.5, 1.5, 24)), crossentropy(True), {}
+        lambda: network(False), (TEXTS, CLASSES, TEXT_WEIGHTS), crossentropy(True), {}
     ),
     "two losses": (
         two_heads,
-        (TEXTS, (NEXT, tf.cast(CLASSES[:, tf.newaxis], tf.float32))),
+        (TEXTS, (NEXT, CLASS_NUMBERS)),
         [crossentropy(True), "mse"],
         {"loss_weights": [1.0, 0.1]},
     ),
@@ -146,27 +203,30 @@ def padded(parts):
 @pytest.mark.parametrize("case", CASES)
 def test_fit_equals_keras_on_the_padded_batch(case):
     build, parts, loss, options = CASES[case]
-    large, small = build(), microbatched(build(), "given")
-    for model, one in ((large, loss), (small, gradlab.WholeBatch(loss) if loss is info_nce else loss)):
-        rate = 0.01 if case == "a sum" else 0.5
-        # The metrics must be new: Keras does not reset those that another model has used before the first epoch.
-        model.compile(keras.optimizers.SGD(rate), one, **(options() if callable(options) else options))
+    # The metrics must be new: Keras does not reset those that another model has used before the first epoch.
+    new = options if callable(options) else lambda: options
+    rate = 0.01 if case == "a sum" else 0.5
+    large = in_keras(build(), loss, rate, **new())
+    small = microbatched(build(), "given")
+    small.compile(keras.optimizers.SGD(rate), gradlab.WholeBatch(loss) if loss is info_nce else loss, **new())
     batches = tf.data.Dataset.from_tensor_slices(tuple(padded(parts))).batch(12)
+    cut = token_windows(*parts) if build is spoken else windows(*parts)
     expected = large.fit(batches, epochs=2, verbose=0).history
-    found = small.fit(windows(*parts), epochs=2, verbose=0).history
+    found = small.fit(cut, epochs=2, verbose=0).history
     assert difference(small, large) < 1e-5 < difference(small, build())
     assert found.keys() == expected.keys()
     for name in expected:
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-4)
-    result = small.evaluate(windows(*parts), verbose=0, return_dict=True)
+    result = small.evaluate(cut, verbose=0, return_dict=True)
     for name, value in large.evaluate(batches, verbose=0, return_dict=True).items():
         np.testing.assert_allclose(result[name], value, rtol=1e-4)
 
 
 def test_it_is_equal_in_float64(float64):
-    large, small = network(), microbatched(network(), "given")
+    large = network(recurrent=True)
+    small = microbatched(network(recurrent=True), "given")
     for model in (large, small):
-        model.compile(keras.optimizers.SGD(0.5, momentum=0.9), crossentropy(True))
+        model.compile(keras.optimizers.SGD(0.5, momentum=0.9), crossentropy(True), run_eagerly=model is large)
     large.train_on_batch(PADDED, NEXT.to_tensor())
     small.fit(windows(TEXTS, NEXT, sort_within=24), verbose=0)
     assert difference(small, large) < 1e-12
@@ -176,10 +236,10 @@ def test_nothing_is_traced_again_for_other_lengths():
     model = microbatched(network(), "given")
     traced = next(layer for layer in model.layers if isinstance(layer, Traced))
     model.compile("sgd", crossentropy(True))
-    model.fit(windows(TEXTS, NEXT, sort_within=3).take(1), verbose=0)
+    model.fit(windows(TEXTS, NEXT, sort_within=24), verbose=0)
     before = len(traced.sizes)
-    model.fit(windows(TEXTS, NEXT, sort_within=5), verbose=0, epochs=2)  # five windows, each of other shapes
-    assert len(traced.sizes) == before and int(model.optimizer.iterations) == 11
+    model.fit(windows(TEXTS, NEXT), verbose=0, epochs=2)  # two windows, each of other shapes
+    assert len(traced.sizes) == before and int(model.optimizer.iterations) == 5
 
 
 def test_only_the_tokens_of_a_micro_batch_are_computed():
@@ -195,24 +255,27 @@ def test_only_the_tokens_of_a_micro_batch_are_computed():
     model = microbatched(keras.Model(tokens, keras.layers.Dense(9)(hidden)), "given")
     model.compile("sgd", crossentropy(True))
     model.fit(windows(TEXTS, NEXT), verbose=0)
-    expected = [(*part.shape[:1], int(part.bounding_shape()[1]), 6) for x, _ in windows(TEXTS, NEXT) for part in x]
+    texts = [part for x, _ in windows(TEXTS, NEXT) for part in x]
+    expected = [(*part.shape[:1], int(part.bounding_shape()[1]), 6) for part in texts]
     assert sizes == expected and max(rows * width for rows, width, _ in sizes) <= 40 < 12 * 20
 
 
 def test_steps_per_execution_validation_and_several_in_flight():
-    whole, parts = windows(TEXTS, NEXT, sort_within=6), microbatched(network(), "given", in_flight=2)
+    whole = windows(TEXTS, NEXT)
+    parts = microbatched(network(), "given", in_flight=2)
     one = microbatched(network(), "given")
     one.compile("adam", crossentropy(True))
     parts.compile("adam", crossentropy(True), steps_per_execution=2)
-    history = one.fit(whole, validation_data=whole, verbose=0).history
-    found = parts.fit(whole, validation_data=whole, verbose=0).history
+    history = one.fit(whole, validation_data=whole, epochs=2, verbose=0).history
+    found = parts.fit(whole, validation_data=whole, epochs=2, verbose=0).history
     assert history == found and difference(one, parts) == 0
 
 
 def test_a_batch_that_is_not_cut_is_one_micro_batch():
-    large, small = network(), microbatched(network(), "given")
+    large = in_keras(network(), crossentropy(True))
+    small = microbatched(network(), "given")
+    small.compile(keras.optimizers.SGD(0.5), crossentropy(True))
     for model in (large, small):
-        model.compile(keras.optimizers.SGD(0.5), crossentropy(True))
         model.fit(PADDED, NEXT.to_tensor(), batch_size=10, shuffle=False, verbose=0)
     assert difference(small, large) < 1e-6
     np.testing.assert_allclose(small.predict(PADDED, verbose=0), large.predict(PADDED, verbose=0), atol=1e-6)
@@ -220,11 +283,10 @@ def test_a_batch_that_is_not_cut_is_one_micro_batch():
 
 
 def test_trainer_equals_keras_and_resumes_to_the_bit(tmp_path):
-    large = network()
-    large.compile(keras.optimizers.SGD(0.5), crossentropy(True))
+    large = in_keras(network(), crossentropy(True))
     large.fit(PADDED, NEXT.to_tensor(), batch_size=12, shuffle=False, epochs=2, verbose=0)
     found = []
-    for updates in (4, 1, 3, 4):  # at once; then stopped twice
+    for updates in (4, 3, 4):  # at once; then stopped amid the second epoch
         model = network()
         trainer = Trainer(model, keras.optimizers.SGD(0.5), crossentropy(True), "given")
         options = {} if not found else dict(checkpoint_dir=tmp_path, checkpoint_every=1)
@@ -240,11 +302,11 @@ def test_trainer_equals_keras_and_resumes_to_the_bit(tmp_path):
 def test_trainer_weighs_by_weight_fn():
     models = [network(masked=False) for _ in range(2)]
     loss = crossentropy(True, reduction="mean_with_sample_weight")
-    models[0].compile(keras.optimizers.SGD(0.5), loss)
-    models[0].train_on_batch(PADDED, NEXT.to_tensor(), tf.cast(PADDED > 0, tf.float32))
+    in_keras(models[0], loss).train_on_batch(PADDED, NEXT.to_tensor(), tf.cast(PADDED > 0, tf.float32))
     weight_fn = lambda x, y: tf.cast(x > 0, tf.float32)  # noqa: E731
     trainer = Trainer(models[1], keras.optimizers.SGD(0.5), crossentropy(True), "given", weight_fn=weight_fn)
-    step = trainer.step(*next(iter(windows(TEXTS, NEXT, sort_within=24))))
+    [window] = windows(TEXTS, NEXT, sort_within=24)
+    step = trainer.step(*window)
     assert difference(*models) < 1e-5 and step.weights.sum() == LENGTHS.sum()
 
 
@@ -257,30 +319,29 @@ def test_weight_fn_sees_the_padding_of_the_dataset():
 
     targets = NEXT.to_tensor(-1)
     loss = crossentropy(True, reduction="mean_with_sample_weight", ignore_class=-1)
-    models[0].compile(keras.optimizers.SGD(0.5), loss)
-    models[0].train_on_batch(PADDED, targets, equally(PADDED, targets))
-    [window] = token_batches(tf.data.Dataset.from_tensor_slices((TEXTS, NEXT)), 40, 24, padding=(0, -1))
-    step = Trainer(models[1], keras.optimizers.SGD(0.5), loss, "given", weight_fn=equally).step(*window)
+    in_keras(models[0], loss).train_on_batch(PADDED, targets, equally(PADDED, targets))
+    [(x, y)] = token_windows(TEXTS, (NEXT, CLASSES), sort_within=24, padding=(9, -1, 0))
+    step = Trainer(models[1], keras.optimizers.SGD(0.5), loss, "given", weight_fn=equally).step(x, y[0])
     assert difference(*models) < 1e-5
     np.testing.assert_allclose(step.weights.sum(), 24, rtol=1e-5)
 
-    [window] = token_batches(tf.data.Dataset.from_tensor_slices((TEXTS, CLASSES)), 40, 24, padding=(9, 0))
     lengths = lambda x, y: tf.reduce_sum(tf.cast(x != 9, tf.float32), axis=1)  # noqa: E731
     keras.utils.set_random_seed(0)
     first = keras.layers.Lambda(lambda x: x[:, :1], output_shape=(1,))
     model = keras.Sequential([keras.Input([None]), first, keras.layers.Dense(9)])
     trainer = Trainer(model, "sgd", crossentropy(True), "given", weight_fn=lengths)
-    assert trainer.step(*window).weights.sum() == LENGTHS.sum()
+    assert trainer.step(x, y[1]).weights.sum() == LENGTHS.sum()
 
 
 def test_windows_and_padded_batches_in_turn():
-    large, small = network(), network()
-    large.compile(keras.optimizers.SGD(0.5), crossentropy(True))
+    large = in_keras(network(), crossentropy(True))
+    small = network()
     trainer = Trainer(small, keras.optimizers.SGD(0.5), crossentropy(True), "given")
-    whole, targets = PADDED, NEXT.to_tensor()
-    for window in (next(iter(windows(TEXTS, NEXT, sort_within=24))), (whole, targets)) * 2:
-        trainer.step(*window)
-        large.train_on_batch(whole, targets)
+    [window] = windows(TEXTS, NEXT, sort_within=24)
+    padded_batch = PADDED, NEXT.to_tensor()
+    for each in (window, padded_batch, window):
+        trainer.step(*each)
+        large.train_on_batch(*padded_batch)
     assert difference(small, large) < 1e-5
 
 
@@ -311,12 +372,13 @@ def test_fit_on_several_replicas(two_devices):
 
 
 def test_replicas_divide_the_micro_batches(two_devices):
-    large = network()
-    large.compile(keras.optimizers.SGD(0.5), crossentropy(True))
+    large = in_keras(network(), crossentropy(True))
     with two_devices.scope():
         model = network()
         trainer = Trainer(model, keras.optimizers.SGD(0.5), crossentropy(True), "given", two_devices)
-    for x, y in [*windows(TEXTS, NEXT), *windows(TEXTS[:1], NEXT[:1])]:  # the last window has nothing for a replica
+    first, second = windows(TEXTS, NEXT)
+    one_text = [part[:1, :1] for part in second]  # which leaves nothing for the other replica
+    for x, y in (first, second, one_text):
         step = trainer.step(x, y)
         large.train_on_batch(x.values.to_tensor(), y.values.to_tensor())
         assert len(step.losses) == x.shape[0] and step.weights.sum() == tf.reduce_sum(tf.cast(x > 0, tf.int32)).numpy()
@@ -354,7 +416,7 @@ REFUSED = {
         padding_counts("loss mse"),
     ),
     "weights for texts": (
-        lambda: fit(network(masked=False), TEXTS, NEXT, tf.linspace(0.0, 1.0, 24)),
+        lambda: fit(network(masked=False), TEXTS, NEXT, TEXT_WEIGHTS),
         "sample_weight must have as many dimensions as the values of sparse_categorical_crossentropy, .*",
     ),
     "weights with another divisor": (
@@ -363,7 +425,7 @@ REFUSED = {
     ),
     "a weight for each text": (
         lambda: fit(
-            network(masked=False), TEXTS, NEXT, tf.ones([24, 1]),
+            network(masked=False), TEXTS, NEXT, COLUMN,
             loss=crossentropy(True, reduction="mean_with_sample_weight"),
         ),
         padding_counts("loss sparse_categorical_crossentropy"),
@@ -395,7 +457,7 @@ REFUSED = {
     ),
     "a metric with weights for texts": (
         lambda: fit(
-            network(masked=False), TEXTS, NEXT, tf.ones([24, 1]), loss=crossentropy(True, ignore_class=0),
+            network(masked=False), TEXTS, NEXT, COLUMN, loss=crossentropy(True, ignore_class=0),
             weighted_metrics=["accuracy"],
         ),
         padding_counts("metric accuracy"),
@@ -421,10 +483,11 @@ REFUSED = {
         "x, y and sample_weight must be cut into micro-batches in the same places. Received: .*",
     ),
     "a text that is too long": (
-        lambda: fit(network(), data=windows(TEXTS, NEXT, tokens=10)), "A text must have at most 10 tokens. Received: .*"
+        lambda: fit(network(), data=windows_with_a_text_that_is_too_long()),
+        "A text must have at most 10 tokens. Received: .*",
     ),
     "a text that is too long, in a loop": (
-        lambda: trainer().fit(windows(TEXTS, NEXT, tokens=10), 1, verbose=False),
+        lambda: trainer().fit(windows_with_a_text_that_is_too_long(), 1, verbose=False),
         "A text must have at most 10 tokens. Received: .*",
     ),
     "a number of bytes": (

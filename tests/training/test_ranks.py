@@ -36,7 +36,8 @@ def whole_text(y, y_pred):
 def compiled(model, loss="mse", microbatch_size=None):
     if microbatch_size is not None:
         gradlab.microbatched(model, microbatch_size)
-    model.compile(keras.optimizers.SGD(0.1), loss)
+    # Without micro-batches the model is the reference, which takes longer to trace than to run.
+    model.compile(keras.optimizers.SGD(0.1), loss, run_eagerly=microbatch_size is None)
     return model
 
 
