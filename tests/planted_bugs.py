@@ -864,6 +864,57 @@ BUGS = (
         "return 0",
         ("tests/auditing/test_report.py", "tests/project/test_command_line.py"),
     ),
+    Bug(
+        "rows_of_a_sparse_gradient_not_summed_in_its_norm",
+        "gradlab/averaging.py",
+        "            _, gradient = _sum_rows(gradient.values, gradient.indices)",
+        "            gradient = gradient.values",
+        ("tests/test_averaging.py",),
+    ),
+    Bug(
+        "towers_drop_the_same_units",
+        "gradlab/towers.py",
+        "seed = inputs.dropout_seed + [0, i]",
+        "seed = inputs.dropout_seed + [0, 0]",
+        ("tests/lab/experiments/test_methods.py",),
+    ),
+    Bug(
+        "adaptive_clipping_forgets_the_loss_scale",
+        "gradlab/training/clipping.py",
+        "tf.cast(clipping * scale, gradient.dtype)",
+        "tf.cast(clipping, gradient.dtype)",
+        ("tests/training/test_trainer.py",),
+        "clip or scale",
+    ),
+    Bug(
+        "regularization_forgets_the_loss_scale",
+        "gradlab/training/update.py",
+        "_with_regularization(gradients, variables, scale)\n",
+        "_with_regularization(gradients, variables, tf.ones_like(scale))\n",
+        ("tests/training/test_trainer.py",),
+        "scale",
+    ),
+    Bug(
+        "validation_images_are_trained_with",
+        "gradlab/lab/experiments/datasets.py",
+        "        train_images[:-VALIDATION],\n        train_labels[:-VALIDATION],\n",
+        "        train_images[VALIDATION:],\n        train_labels[VALIDATION:],\n",
+        ("tests/lab/experiments/test_datasets.py",),
+    ),
+    Bug(
+        "sweep_file_overrides_the_other_way_round",
+        "gradlab/lab/experiments/sweep_file.py",
+        "Experiment.from_fields(shared | run | combination)",
+        "Experiment.from_fields(combination | run | shared)",
+        ("tests/lab/experiments/test_sweep_file.py",),
+    ),
+    Bug(
+        "page_misses_new_rows",
+        "gradlab/lab/widget/trace.py",
+        "return min((old for old, now in zip(known, self.counts) if old != now), default=max(self.counts))",
+        "return max((old for old, now in zip(known, self.counts) if old != now), default=max(self.counts))",
+        ("tests/lab/widget/test_trace.py", "tests/lab/widget/test_front.py"),
+    ),
 )
 
 

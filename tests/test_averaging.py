@@ -6,7 +6,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradlab import average_gradients
+from gradlab import average_gradients, averaging
 
 
 def variable(name="w", shape=(2,), dtype="float32"):
@@ -97,3 +97,9 @@ G = tf.ones([2])
 def test_invalid_input_raises_an_error_with_the_rule_and_the_value(towers, weights, sentence):
     with pytest.raises(ValueError, match=sentence):
         average_gradients(towers, weights)
+
+
+def test_the_norm_of_a_sparse_gradient_is_that_of_the_dense_one():
+    """A row that is named twice is the sum of both."""
+    sparse = tf.IndexedSlices(tf.constant([[1.0], [2.0]]), tf.constant([1, 1]), tf.constant([4, 1]))
+    assert float(averaging.squared_norm([sparse, None, tf.constant([4.0])], "float32")) == 9 + 16

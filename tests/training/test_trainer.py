@@ -119,6 +119,24 @@ def test_norms_are_the_gradients_not_the_scaled_ones():
     np.testing.assert_allclose(other.window_gradient_norm, one.window_gradient_norm, rtol=1e-5)
 
 
+def test_a_loss_scale_multiplies_regularization_and_clipping_too(float64):
+    """The weights after an update are those without a scale, which is a power of two."""
+    x, y = large_batch.data("dense", 10)  # a model whose kernel is regularized
+    weights = []
+    for scaled in (False, True):
+        sgd = keras.optimizers.SGD(0.5)
+        optimizer = keras.optimizers.LossScaleOptimizer(sgd, 1024.0) if scaled else sgd
+        model = large_batch.build("dense")
+        loss = large_batch.loss("dense")["loss"]
+        trainer = gradlab.Trainer(model, optimizer, loss, 4, adaptive_clipping=0.05)
+        trainer.step(x, y)
+        weights.append(model.get_weights())
+    for one, other in zip(*weights):
+        np.testing.assert_allclose(other, one, rtol=1e-12, atol=1e-14)
+    start = large_batch.build("dense").get_weights()
+    assert any(np.abs(one - before).max() > 1e-3 for one, before in zip(weights[0], start))
+
+
 def test_accumulation_grows_while_training(float64):
     """The schedule counts updates; an epoch's last window is what is left of it."""
     x, y = large_batch.data("shared", 31)

@@ -34,6 +34,14 @@ def test_mnist_is_split_and_scaled():
     assert datasets.load("mnist") is mnist
 
 
+def test_the_last_5000_training_images_are_for_validation():
+    mnist = datasets.load("mnist")
+    with np.load(datasets.data_folder() / "mnist.npz", allow_pickle=False) as arrays:
+        labels = arrays["y_train"]
+    np.testing.assert_array_equal(mnist.train_labels, labels[:55_000])
+    np.testing.assert_array_equal(mnist.validation_labels, labels[55_000:])
+
+
 def test_mnist_is_the_published_one():
     """The four IDX files, written again from the arrays, have the published SHA-256."""
     with np.load(datasets.data_folder() / "mnist.npz", allow_pickle=False) as arrays:

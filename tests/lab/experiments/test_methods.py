@@ -334,6 +334,15 @@ def test_methods_with_the_same_seeds_drop_the_same_units():
         assert distance(weights[name], weights["microbatched"]) < 1e-5
     assert distance(weights["large_batch"], weights["microbatched"]) > 1e-3
 
+    weights = {}
+    for name in ("microbatched", "towers"):
+        method = methods.build(name, model, config, **({"towers": 3} if name == "towers" else {}))
+        method.reset(model.initial_weights(0))
+        method.update(x[:6], labels[:6], 2, 0.125, dropout_seed=(5, 0))
+        weights[name] = method.weights()
+    # Each tower draws the masks of its micro-batch, not those of the first one.
+    assert distance(weights["towers"], weights["microbatched"]) < 1e-5
+
 
 X, LABELS = reference.batch(6)
 

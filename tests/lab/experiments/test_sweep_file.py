@@ -14,6 +14,23 @@ def read(tmp_path, text):
     return sweep_file.read(path)
 
 
+def test_a_run_overrides_what_all_share_and_the_grid_overrides_both(tmp_path):
+    found = read(
+        tmp_path,
+        """
+        [all]
+        updates = 10
+        microbatch_size = 5
+        [[run]]
+        updates = 20
+        microbatch_size = 6
+        [grid]
+        microbatch_size = [7]
+        """,
+    )
+    assert found == [Experiment(updates=20, microbatch_size=7)]
+
+
 def test_runs_and_a_grid(tmp_path):
     found = read(
         tmp_path,

@@ -63,6 +63,7 @@ def test_a_page_gets_what_it_does_not_have():
     trace = Trace.of(synthetic(4))
     assert trace.first_new([40, 40, 40]) == 40 and trace.rows(40).shape == (0, len(COLUMNS))
     assert trace.first_new([40, 12, 40]) == 12  # one seed after the other: the mean changes from there on
+    assert trace.first_new([30, 12, 40]) == 12  # the earliest change counts
     assert trace.first_new([]) == 0 == trace.first_new([3])  # a page that knows another run, or none
     assert trace.rows(38).tobytes() == trace.rows(0)[38:].tobytes()
     assert trace.dots(38).shape == (2, 4)
