@@ -10,21 +10,24 @@ WORKERS ?= 2
 PORT_FLAGS := $(if $(filter file,$(origin PORT)),,--ServerApp.port_retries=0)
 
 .DEFAULT_GOAL := help
-.PHONY: help lab app test test-slow test-lowest types style bench docs linkcheck notebooks lock clean
+.PHONY: help lab app test test-changed test-slow test-helper test-lowest test-next types style bench docs linkcheck notebooks lock clean
 
 help:
 	@echo "make lab         open the notebooks in JupyterLab; on a server: make lab PORT=9000 BROWSER=no"
 	@echo "make app         serve the lab alone, for a classroom: make app HOST=0.0.0.0 lets others in"
 	@echo "make test        run the tests, the notebooks and the browser tests; with more cores: make test WORKERS=8"
+	@echo "make test-changed  run the tests of the modules that you have changed since the last commit"
 	@echo "make test-slow   run the tests that are slow by nature: lost workers, kills, a hundred runs, memory"
+	@echo "make test-helper run the tests of the helper alone, without the lab, the notebooks and the browser"
 	@echo "make test-lowest run the helper's tests on the lowest TensorFlow and Keras that gradlab supports"
+	@echo "make test-next   run the helper's tests on the next TensorFlow and Keras: pre-releases and nightly builds"
 	@echo "make style       check the style and the formatting"
 	@echo "make types       check the types"
 	@echo "make bench       time the methods side by side"
 	@echo "make docs        build the site in docs/_build/html; make linkcheck also checks external links"
 	@echo "make notebooks   run the notebooks and keep their outputs; only some: make notebooks NOTEBOOKS=..."
 	@echo "make lock        renew requirements.txt and requirements-lowest.txt from pyproject.toml"
-	@echo "make clean       remove .venv and .venv-lowest"
+	@echo "make clean       remove .venv, .venv-lowest and .venv-next"
 
 # JupyterLab refuses to run as root unless told otherwise; containers and servers often do.
 LAB_FLAGS := $(if $(filter 0,$(shell id -u)),--allow-root) $(if $(filter no,$(BROWSER)),--no-browser)
@@ -38,11 +41,15 @@ app: .venv/ready
 	@exec .venv/bin/python -m gradlab.lab.classroom --host $(HOST) --port $(PORT) --theme $(THEME) \
 	    $(if $(filter no,$(BROWSER)),--no-browser) $(APP)
 
-# A file runs in one worker, and conftest.py puts the longest files first.
-PYTEST := -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+# conftest.py says how the tests are divided among the workers. nbval runs the course, and tests/notebooks the solutions.
+PYTEST := -m pytest --numprocesses $(WORKERS) --no-loadscope-reorder
+NBVAL  := --nbval --nbval-sanitize-with tests/nbval_sanitize.cfg
 
 test: .venv/ready
-	.venv/bin/python $(PYTEST) -m "not slow" --nbval --nbval-sanitize-with tests/nbval_sanitize.cfg tests notebooks gradlab
+	.venv/bin/python $(PYTEST) -m "not slow" $(NBVAL) tests notebooks/*.ipynb notebooks/app gradlab
+
+test-changed: .venv/ready
+	.venv/bin/python tests/support/changed.py
 
 test-slow: .venv/ready
 	.venv/bin/python $(PYTEST) -m slow tests
@@ -52,8 +59,14 @@ test-slow: .venv/ready
 HELPER_TESTS := $(foreach name,averaging accumulator window static_graph runtime,tests/test_$(name).py) \
     tests/training tests/measure tests/drawing tests/lab/experiments/test_methods.py
 
+test-helper: .venv/ready
+	.venv/bin/python $(PYTEST) -m "not slow" $(HELPER_TESTS)
+
 test-lowest: .venv-lowest/ready
 	.venv-lowest/bin/python $(PYTEST) -m "not slow" $(HELPER_TESTS)
+
+test-next: .venv-next/ready
+	.venv-next/bin/python $(PYTEST) -m "not slow" $(HELPER_TESTS)
 
 # Deno is a linter, formatter and type checker for the lab's JavaScript; its settings are in deno.json.
 DENO := DENO_NO_UPDATE_CHECK=1 .venv/bin/deno
@@ -98,7 +111,19 @@ lock: .venv/ready
 	    --no-emit-index-url --custom-compile-command "make lock" --quiet --output-file requirements-lowest.txt pyproject.toml
 
 clean:
-	rm -rf .venv .venv-lowest
+	rm -rf .venv .venv-lowest .venv-next
+
+# An environment of the packages of a lock file. uv installs them in a quarter of pip's time. It does not read pip's
+# configuration, so where uv cannot install, pip does.
+define environment
+	@rm -rf $(1) && $(PYTHON) -m venv $(1)
+	@sed -n '/^uv==/,/[^\\]$$/p' requirements.txt > $(1)/uv.txt
+	@$(1)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(1)/uv.txt
+	@$(1)/bin/python -m uv pip install --quiet --require-hashes -r $(2) $(3) || { \
+	    echo "gradlab: uv could not install the packages; trying pip."; \
+	    $(1)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(2); }
+	@$(1)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+endef
 
 # The stamp is written last, so an install that was interrupted is done again.
 .venv/ready: requirements.txt pyproject.toml
@@ -108,9 +133,7 @@ clean:
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
 	    echo "gradlab: '$(PYTHON)' has no venv module: install it, on Debian and Ubuntu with apt install python3-venv." >&2; exit 1; }
 	@echo "gradlab: making .venv and installing TensorFlow, JupyterLab and the rest (once; a few minutes, about 3 GB)."
-	@rm -rf .venv && $(PYTHON) -m venv .venv
-	@.venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.txt
-	@.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	$(call environment,.venv,requirements.txt,--compile-bytecode)
 	@# JupyterLab asks every newcomer about its news; here the first thing to see is the notebook.
 	@mkdir -p .venv/share/jupyter/lab/settings
 	@echo '{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": false}}' \
@@ -120,7 +143,16 @@ clean:
 
 .venv-lowest/ready: requirements-lowest.txt pyproject.toml
 	@echo "gradlab: making .venv-lowest and installing the lowest supported TensorFlow and Keras (about 2 GB)."
-	@rm -rf .venv-lowest && $(PYTHON) -m venv .venv-lowest
-	@.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-lowest.txt
-	@.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	$(call environment,.venv-lowest,requirements-lowest.txt)
 	@touch .venv-lowest/ready
+
+# What users will have next. The pins of pyproject.toml do not hold here, and nightly builds of Keras take its place.
+.venv-next/ready: requirements-lowest.txt pyproject.toml
+	@echo "gradlab: making .venv-next and installing the newest pre-releases of TensorFlow and Keras (about 2 GB)."
+	$(call environment,.venv-next,requirements-lowest.txt)
+	@.venv-next/bin/python -m uv pip install --quiet --prerelease allow --upgrade tensorflow numpy pytest hypothesis scipy
+	@# Both packages have the folder keras/, and a pre-release of TensorFlow brings the nightly one.
+	@.venv-next/bin/python -m uv pip uninstall --quiet keras keras-nightly
+	@.venv-next/bin/python -m uv pip install --quiet --prerelease allow --no-deps keras-nightly
+	@.venv-next/bin/python -m uv pip list --quiet | grep -E "^(tensorflow|keras-nightly|numpy) "
+	@touch .venv-next/ready

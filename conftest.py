@@ -1,5 +1,5 @@
-"""What all tests and doctests share: TensorFlow's setup, the order of the files, a cache of their own, settings of
-tools that otherwise depend on how fast the machine is."""
+"""What all tests and doctests share: TensorFlow's setup, how tests are divided among workers, a cache of their own,
+settings of tools that otherwise depend on how fast the machine is."""
 
 import gc
 import os
@@ -8,6 +8,7 @@ import tempfile
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
 import gradlab
 
@@ -21,13 +22,27 @@ CACHE = pytest.StashKey[tempfile.TemporaryDirectory]()
 settings.register_profile("gradlab", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("gradlab")
 
-# The longest files, in this order: whichever of several workers got one of them last would end long after the others.
-LONGEST_FIRST = (
-    "tests/training/test_model.py",
-    "tests/browser/test_lab.py",
-    "tests/browser/test_course.py",
-    "tests/training/test_trainer.py",
-)
+
+class ByFunction(LoadScopeScheduling):
+    """Gives a worker one test function at a time, with all its parameters.
+
+    They share what the function caches, and no file is so long that it ends after all others. What is expensive to
+    start is divided by file: a notebook has one kernel, and the tests of a page have one browser.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.split("::")[0]
+        return file if _waits(file) else nodeid.split("[")[0]
+
+
+def _waits(file: str) -> bool:
+    """Whether the tests of a file mostly wait for other processes, such as a kernel or a browser."""
+    return file.endswith(".ipynb") or "tests/browser/" in file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    return ByFunction(config, log)
 
 
 def pytest_configure(config):
@@ -46,8 +61,8 @@ def pytest_unconfigure(config):
 
 
 def pytest_collection_modifyitems(items):
-    places = {name: place for place, name in enumerate(LONGEST_FIRST)}
-    items.sort(key=lambda item: places.get(item.nodeid.split("::")[0], len(places)))  # all others keep their order
+    # The largest units of work come first: one that came last would end long after all others.
+    items.sort(key=lambda item: not _waits(item.nodeid.split("::")[0]))
     for item in items:
         if hasattr(item, "output_timeout"):
             item.output_timeout = 180  # nbval waits 5 seconds for each message, which is too short on a busy machine

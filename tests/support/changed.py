@@ -3,9 +3,9 @@
     make test-changed
     python tests/support/changed.py [COMMIT]
 
-tests/ is laid out like gradlab/, so the tests of gradlab/a/b.py are tests/a/test_b.py, or all of tests/a/ if there is no
-such file. A changed test module, or one that uses a changed module of tests/support/, runs itself, and a changed notebook
-is compared with its outputs. Everything else is left to `make test`.
+tests/ is laid out like gradlab/, so the tests of gradlab/a/b.py are tests/a/test_b.py, or all of tests/a/ if
+there is no such file. A changed test module runs itself, a module of tests/support/ runs the test modules that use it,
+and a changed notebook is compared with its outputs. Everything else is left to `make test`.
 """
 
 import re
