@@ -11,6 +11,8 @@ PROGRAMS = (
     "autoencoder", "captcha", "convnet", "forecasting", "imbalanced_classes", "miniature_gpt", "siamese",
     "structured_data", "text_transformer", "translation", "u_net", "vision_transformer",
 )  # fmt: skip
+# Sizes that do not divide the batches, where 3 does.
+SIZES = {"captcha": 4, "miniature_gpt": 4, "structured_data": 2}
 
 
 def program(name, monkeypatch):
@@ -32,11 +34,10 @@ def saved(module, folder):
     return run
 
 
-@pytest.mark.parametrize("b", [2, 3])
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "u_net"])
-def test_one_line_changes_nothing(name, b, tmp_path, monkeypatch):
+def test_one_line_changes_nothing(name, tmp_path, monkeypatch):
     module = program(name, monkeypatch)
-    plain, _ = assert_equal(module.build, saved(module, tmp_path), b, rtol=2e-4)
+    plain, _ = assert_equal(module.build, saved(module, tmp_path), SIZES.get(name, 3), rtol=2e-4)
     assert any(key.startswith("optimizer") for key in plain) and {"loss", "score"} & set(plain)
 
 

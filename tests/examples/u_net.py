@@ -12,8 +12,10 @@ NORMALIZES = True
 
 def build():
     inputs = keras.Input([8, 8, 1])
-    high = layers.Activation("relu")(layers.BatchNormalization()(layers.Conv2D(3, 3, padding="same")(inputs)))
-    low = layers.Conv2D(4, 3, strides=2, padding="same")(high)
+    # Biases before a normalization have a gradient of zero but for rounding, which Adam would enlarge.
+    convolved = layers.Conv2D(3, 3, padding="same", use_bias=False)(inputs)
+    high = layers.Activation("relu")(layers.BatchNormalization()(convolved))
+    low = layers.Conv2D(4, 3, strides=2, padding="same", use_bias=False)(high)
     low = layers.Activation("relu")(layers.BatchNormalization()(low))
     up = layers.Conv2DTranspose(3, 3, strides=2, padding="same")(low)
     return keras.Model(inputs, layers.Conv2D(2, 1)(layers.Concatenate()([high, up])))

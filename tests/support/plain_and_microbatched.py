@@ -1,28 +1,43 @@
 """Trains the same model twice, as Keras does and through `microbatched`, and compares everything that can be seen."""
 
+import contextlib
+
 import keras
 import numpy as np
+import tensorflow as tf
 
 import gradlab
 
 
-def train(build, run, microbatch_size=None, **prepare):
+@contextlib.contextmanager
+def eagerly():
+    """Runs every function without tracing it, which is most of the cost of a small model that trains a few batches."""
+    tf.config.run_functions_eagerly(True)
+    try:
+        yield
+    finally:
+        tf.config.run_functions_eagerly(False)
+
+
+def train(build, run, microbatch_size=None, eager=True, **prepare):
     """Builds a model from a fixed seed, and runs a function of it, which returns what is to be compared, or None.
 
     Args:
         build: a function () -> a Keras model.
         run: a function (model) -> a dict of arrays, or None. It compiles and trains.
         microbatch_size: None for the model as it is.
+        eager: whether the model as it is runs eagerly. Through micro-batches, it always runs as compiled.
 
     Returns:
         A dict of arrays: all weights by path, the optimizer's variables, and what run returned.
     """
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(7)
-    model = build()
-    if microbatch_size is not None:
-        assert gradlab.microbatched(model, microbatch_size, **prepare) is model
-    results = dict(run(model) or {})
+    with eagerly() if eager and microbatch_size is None else contextlib.nullcontext():
+        model = build()
+        if microbatch_size is not None:
+            assert gradlab.microbatched(model, microbatch_size, **prepare) is model
+        results = dict(run(model) or {})
     weights = {f"weight {i} {w.path}": w.numpy() for i, w in enumerate(model.weights)}
     optimizer = model.optimizer.variables if model.optimizer else []
     state = {f"optimizer {i} {v.path.split('/')[-1]}": v.numpy() for i, v in enumerate(optimizer)}
@@ -57,9 +72,15 @@ def differences(one, other, rtol, but=()):
     return found
 
 
-def assert_equal(build, run, microbatch_size, rtol=1e-5, but=(), **prepare):
-    """Fails unless the model ends the same through micro-batches. Returns both results."""
-    plain, small = train(build, run), train(build, run, microbatch_size, **prepare)
-    found = differences(plain, small, rtol, but)
-    assert not found, "\n".join(found)
+def assert_equal(build, run, *microbatch_sizes, rtol=1e-5, but=(), eager=True, **prepare):
+    """Fails unless the model ends the same through micro-batches of each size.
+
+    Returns:
+        What `train` returned for the model as it is, and for the last size.
+    """
+    plain = train(build, run, eager=eager)
+    for size in microbatch_sizes:
+        small = train(build, run, size, **prepare)
+        found = differences(plain, small, rtol, but)
+        assert not found, "\n".join([f"in micro-batches of {size}:", *found])
     return plain, small

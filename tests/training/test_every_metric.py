@@ -40,7 +40,7 @@ EQUAL = {
 NEITHER = {"Metric", "Mean", "MeanMetricWrapper", "Sum"}
 
 
-def program(activation, loss, targets, metrics, weighted=1):
+def program(activation, loss, targets, metrics, weighted=1, evaluates=False):
     """A model and its training, as (build, run)."""
 
     def build():
@@ -52,7 +52,7 @@ def program(activation, loss, targets, metrics, weighted=1):
         )
         weights = np.linspace(0.5, 2, len(X))
         fitted = model.fit(X, targets, sample_weight=weights, batch_size=8, epochs=2, shuffle=False, verbose=0)
-        scores = model.evaluate(X, targets, batch_size=8, verbose=0, return_dict=True)
+        scores = model.evaluate(X, targets, batch_size=8, verbose=0, return_dict=True) if evaluates else {}
         return history(fitted) | {f"evaluate {name}": np.array(value) for name, value in scores.items()}
 
     return build, run
@@ -60,7 +60,8 @@ def program(activation, loss, targets, metrics, weighted=1):
 
 @pytest.mark.parametrize("kind", EQUAL)
 def test_metrics_are_those_of_the_large_batch(kind):
-    assert_equal(*program(*EQUAL[kind]), 3, rtol=1e-4)
+    """Evaluations update metrics as trainings do, so they are compared for one kind only."""
+    assert_equal(*program(*EQUAL[kind], evaluates=kind == "numbers"), 3, rtol=1e-4)
 
 
 def test_a_correlation_over_the_batch_depends_on_the_other_examples():
