@@ -22,22 +22,27 @@ CACHE = pytest.StashKey[tempfile.TemporaryDirectory]()
 settings.register_profile("gradlab", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("gradlab")
 
+BROWSER = "tests/browser/"
+PAGES_OF_THEIR_OWN = (f"{BROWSER}test_course.py", f"{BROWSER}test_classroom.py")
+
 
 class ByFunction(LoadScopeScheduling):
     """Gives a worker one test function at a time, with all its parameters.
 
     They share what the function caches, and no file is so long that it ends after all others. What is expensive to
-    start is divided by file: a notebook has one kernel, and the tests of a page have one browser.
+    start stays together: a notebook has one kernel, and most browser tests share one page.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::")[0]
-        return file if _waits(file) else nodeid.split("[")[0]
+        if file in PAGES_OF_THEIR_OWN or file.endswith(".ipynb"):
+            return file
+        return BROWSER if _waits(file) else nodeid.split("[")[0]
 
 
 def _waits(file: str) -> bool:
     """Whether the tests of a file mostly wait for other processes, such as a kernel or a browser."""
-    return file.endswith(".ipynb") or "tests/browser/" in file
+    return file.endswith(".ipynb") or file.startswith(BROWSER)
 
 
 @pytest.hookimpl(optionalhook=True)

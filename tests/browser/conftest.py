@@ -1,4 +1,7 @@
-"""One Chromium and one JupyterLab for all browser tests of a process, and notebook 00 opened in them."""
+"""One Chromium and one JupyterLab for all browser tests of a process, and one page that most of them share.
+
+A page of JupyterLab takes a processor five seconds to open, and a kernel as many to import TensorFlow.
+"""
 
 import os
 import shutil
@@ -6,18 +9,21 @@ import shutil
 import pytest
 from lab_page import (
     LABS,
+    PAGE,
     SCREENSHOTS,
-    SMALL,
+    SIZE,
     TOY,
     Lab,
-    add_cell,
+    check_log,
     chromium_path,
     close,
-    end_kernels,
+    end_kernel,
     jupyterlab,
     launch,
+    press,
     run_notebook,
     set_setting,
+    show_file_browser,
     until,
     write_notebook,
 )
@@ -41,10 +47,10 @@ def browser():
 
 @pytest.fixture(scope="session")
 def notebooks(tmp_path_factory):
-    """A copy of the notebooks, which JupyterLab may save over, with one more lab in 00 and two more notebooks."""
+    """A copy of the notebooks, which JupyterLab may save over, and three notebooks with labs."""
     folder = tmp_path_factory.mktemp("course") / "notebooks"
     shutil.copytree(ROOT / "notebooks", folder, ignore=shutil.ignore_patterns(".ipynb_checkpoints", "gradlab-*"))
-    add_cell(folder / "00_start_here.ipynb", SMALL)
+    write_notebook(folder / "page.ipynb", *PAGE)
     write_notebook(folder / "labs.ipynb", *LABS)
     write_notebook(folder / "toy.ipynb", *TOY)
     return folder
@@ -66,37 +72,62 @@ def whole_notebooks(server):
     set_setting(server, "apputils-extension:themes", theme="JupyterLab Light")
 
 
-@pytest.fixture(scope="module")
-def page(browser, server):
-    """Notebook 00, opened and run, at a laptop's width."""
-    page = run_notebook(browser, server, "00_start_here.ipynb", "test accuracy after 10 updates")
+@pytest.fixture(scope="session")
+def opened(browser, server):
+    """The page that most tests share, run, with both labs stopped."""
+    page = run_notebook(browser, server, "page.ipynb", "the kernel is free")
     assert page.locator(".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.stderr']").count() == 0
-    page.keyboard.press("Control+b")  # hides the file browser
+    for name in ("small", "whole"):
+        lab = Lab(page, f".{name}")
+        lab.root.scroll_into_view_if_needed()
+        until(lambda lab=lab: lab.root.get_attribute("data-state") != "idle")  # it trains when it is seen
+        lab.press("stop")
     yield page
     close(page)
-    end_kernels(server)
+    end_kernel(server, "page.ipynb")
+
+
+@pytest.fixture
+def page(opened):
+    """The page at the size of a laptop's screen, without the file browser. A test may change that."""
+    opened.set_viewport_size(SIZE)
+    show_file_browser(opened, False)
+    yield opened
+    check_log(opened)
 
 
 @pytest.fixture
 def lab(page):
-    """The first lab of notebook 00, in its initial state."""
-    return _reset(Lab(page))
+    """The lab of notebook 00, in its initial state."""
+    yield _reset(Lab(page, ".whole"))
+    Lab(page, ".whole").press("stop")
 
 
 @pytest.fixture
 def small(page):
     """A lab in the same page whose runs are short, in its initial state."""
-    return _reset(Lab(page, ".small"))
+    yield _reset(Lab(page, ".small"))
+    Lab(page, ".small").press("stop")
 
 
 def _reset(lab):
+    lab.root.evaluate("(lab) => Object.assign(lab.style, {display: '', width: ''})")  # whatever a failed test left
     lab.root.scroll_into_view_if_needed()
+    if lab.status().startswith("idle"):
+        lab.press("pin")
+        lab.wait_for("there is no run to pin yet")  # another state, so that the initial one means the reset
     lab.press("reset")
-    lab.wait_for("idle")  # every test leaves its lab in another state, so that this word means the reset
-    if lab.root.locator("button.gradlab-more.mod-active").count():
-        lab.press("more")
-        lab.root.locator(".gradlab-drawer").wait_for(state="hidden")
+    until(lambda: lab.status().startswith("idle") and "pin" not in lab.status(), lab.status)
+    until(lambda: lab.root.get_attribute("data-state") == "idle")
+    if not lab.root.locator(".gradlab-rerun input").is_checked():
+        lab.press("rerun", "Space")
+    if lab.root.locator(".gradlab-against select").input_value() != "updates":
+        lab.choose("against", "updates")
+    for switch in ("slow", "code", "more"):
+        if lab.root.locator(f"button.gradlab-{switch}.mod-active").count():
+            lab.press(switch)
+    lab.root.locator(".gradlab-drawer").wait_for(state="hidden")
     while count := lab.pinned().count():
-        lab.pinned().first.press("Enter")
+        press(lab.pinned().first, "Enter")
         until(lambda: lab.pinned().count() < count)
     return lab

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-from lab_page import SCREENSHOTS, Lab, choose_menu, run_notebook, until
+from lab_page import SCREENSHOTS, frames, new_page, press, until
 from synthetic_results import synthetic
 
 from gradlab.lab.widget import views
@@ -39,9 +39,9 @@ PLOTS = """async ([source, runs, data]) => {
 @pytest.fixture
 def compute(browser):
     """A function that calls a function of the page's module."""
-    page = browser.new_page()
+    page = new_page(browser)
     yield lambda code, *arguments: page.evaluate(code, [module("canvas", "plots", "charts"), *arguments])
-    page.close()
+    page.context.close()
 
 
 def sent(result, name: str) -> dict:
@@ -164,7 +164,7 @@ def test_axes_have_few_round_ticks_and_keys_step_from_value_to_value(compute):
     assert places == [1, 3, 30, 1, 1, 30]
 
 
-def test_values_are_read_with_pointer_and_keys_and_are_those_of_the_result(page, small, notebooks):
+def test_values_are_read_with_pointer_and_keys_and_are_those_of_the_result(page, small):
     small.press("run")
     small.wait_for("finished")
     small.press("csv")
@@ -176,23 +176,23 @@ def test_values_are_read_with_pointer_and_keys_and_are_those_of_the_result(page,
     box = canvas.bounding_box()
     canvas.hover(position={"x": box["width"] / 2, "y": box["height"] / 2})
     until(readout.is_visible)
-    update = int(readout.locator("b").inner_text().removeprefix("update "))
+    at, shown = readout.inner_text().split("\n", 1)
+    update = int(at.removeprefix("update "))
     assert 20 < update < 40
-    assert f"{windows.window_loss[update]:.3f}" in readout.inner_text()
+    assert f"{windows.window_loss[update]:.3f}" in shown
     page.screenshot(path=SCREENSHOTS / "lab_readout.png")
     page.mouse.move(0, 0)
     until(readout.is_hidden)
 
     said = view.locator("[aria-live]")
-    canvas.focus()
     for key, update in (("End", 60), ("ArrowLeft", 59), ("PageDown", 49), ("ArrowRight", 50), ("Home", 1)):
-        canvas.press(key)
+        press(canvas, key)
         until(lambda update=update: said.inner_text().startswith(f"update {update}:"), said.inner_text)
         assert f"{windows.window_loss[update]:.3f}" in said.inner_text()
-    canvas.press("Escape")
+    press(canvas, "Escape")
     until(readout.is_hidden)
     accuracy = small.root.locator(".gradlab-view-accuracy")
-    accuracy.locator("canvas").press("End")
+    press(accuracy.locator("canvas"), "End")
     until(lambda: f"{100 * windows.accuracy[60]:.1f} %" in accuracy.locator("[aria-live]").inner_text())
 
 
@@ -205,34 +205,34 @@ COUNT = """() => {
         if (text(data).includes('"ask"')) window.gradlabAsked += 1;
         return send.call(this, data);
     };
+    window.gradlabUncount = () => { WebSocket.prototype.send = send; };
 }"""
 
-TWO_FRAMES = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 
-
-def test_a_lab_that_is_not_seen_asks_for_nothing_and_one_without_a_kernel_says_so(browser, whole_notebooks):
-    page = run_notebook(browser, whole_notebooks, "toy.ipynb", "the kernel is free", {"width": 1280, "height": 800})
-    lab = Lab(page)
-    lab.wait_for("finished")  # it trains by itself
-    until(lambda: lab.root.get_attribute("data-state") == "finished")
+def test_a_lab_that_is_not_seen_asks_for_nothing(page, small):
     page.evaluate(COUNT)
-    lab.set_budget(1_000_000)
-    until(lambda: page.evaluate("window.gradlabAsked") > 3)
-    lab.root.evaluate("(lab) => { lab.style.display = 'none'; }")
-    page.evaluate(TWO_FRAMES)  # in which the page notices
-    page.wait_for_timeout(500)  # for the questions that are under way
-    asked = page.evaluate("window.gradlabAsked")
-    page.wait_for_timeout(1000)
-    assert page.evaluate("window.gradlabAsked") == asked
-    lab.root.evaluate("(lab) => { lab.style.display = ''; }")
-    until(lambda: page.evaluate("window.gradlabAsked") > asked)
-    until(lambda: lab.root.get_attribute("data-state") == "running")
-    updates = int(lab.root.locator("[data-view=losses]").get_attribute("data-updates"))
-    until(lambda: int(lab.root.locator("[data-view=losses]").get_attribute("data-updates")) > updates)
+    small.set_budget(1_000_000)
 
-    choose_menu(page, "Kernel", "Restart Kernel…")
-    page.locator(".jp-Dialog .jp-mod-accept").click()
-    until(lab.root.locator(".gradlab-lost").is_visible)
-    assert "run the cell again" in lab.text("lost")
-    page.screenshot(path=SCREENSHOTS / "lab_lost.png")
-    page.context.close()
+    def asked() -> int:
+        return page.evaluate("window.gradlabAsked")
+
+    def is_silent() -> bool:
+        before = asked()
+        frames(page, 30)
+        return asked() == before
+
+    def updates() -> int:
+        return int(small.root.locator("[data-view=losses]").get_attribute("data-updates"))
+
+    until(lambda: asked() > 3)
+    small.root.evaluate("(lab) => { lab.style.display = 'none'; }")
+    until(is_silent)  # the page notices in its next frames
+    before = asked()
+    frames(page, 60)
+    assert asked() == before
+    small.root.evaluate("(lab) => { lab.style.display = ''; }")
+    until(lambda: asked() > before)
+    until(lambda: small.root.get_attribute("data-state") == "running")
+    made = updates()
+    until(lambda: updates() > made)
+    page.evaluate("window.gradlabUncount()")

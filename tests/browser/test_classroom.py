@@ -20,7 +20,18 @@ from dask_processes import DaskProcesses
 from distributed import Client
 from events import is_running
 from jupyter_server.services.kernels.connection.base import serialize_msg_to_ws_v1
-from lab_page import DEADLINE, FLAGS, SCREENSHOTS, Lab, chromium_path, free_port, listens, until, until_up
+from lab_page import (
+    DEADLINE,
+    FLAGS,
+    SCREENSHOTS,
+    Lab,
+    chromium_path,
+    free_port,
+    listens,
+    new_page,
+    until,
+    until_up,
+)
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
 from benchmarks.classroom.page import Figures, PageWithoutBrowser
@@ -68,8 +79,7 @@ class Classroom:
 
     def page(self, browser, query: str = "") -> Lab:
         """A visitor's page with a lab. When none appears, the test says what the page and the server said."""
-        page = browser.new_context(viewport={"width": 1280, "height": 800}, accept_downloads=True).new_page()
-        page.set_default_timeout(1000 * DEADLINE)
+        page = new_page(browser, viewport={"width": 1280, "height": 800}, accept_downloads=True)
         said: list[str] = []
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
@@ -132,8 +142,12 @@ def test_visitors_share_the_trainers_and_leave_nothing_behind(classroom, browser
     one.wait_for("finished")
     with one.page.expect_download() as download:
         one.press("csv")
-    box = one.root.locator(".gradlab-status").bounding_box()
-    assert one.page.evaluate(SCROLLS) and 0 <= box["y"] <= 800 - box["height"], "the status line must stay in sight"
+
+    def status_is_in_sight() -> bool:
+        box = one.root.locator(".gradlab-status").bounding_box()
+        return one.page.evaluate(SCROLLS) and 0 <= box["y"] <= 800 - box["height"]
+
+    until(status_is_in_sight, lambda: "the status line must stay in sight")
     assert set(pd.read_csv(download.value.path())["run"]) and download.value.suggested_filename == "gradlab-runs.csv"
     one.wait_for("downloaded: gradlab-runs.csv")
 
@@ -216,7 +230,8 @@ page._read_for(600)
 
 def test_a_killed_browser_and_a_lost_network_leave_nothing_behind(classroom, browser):
     server = classroom("--trainers=1", "--visitors=2", "--examples=1000000000", "--gone=40")
-    killed = browser.browser_type.launch(executable_path=chromium_path(), args=[*FLAGS, "--gradlab-is-killed"])
+    flags = [*FLAGS, "--gradlab-is-killed"]
+    killed = browser.browser_type.launch(executable_path=chromium_path(), args=flags, timeout=1000 * DEADLINE)
     long_run(server.page(killed))
     lab = server.page(browser)
     lab.wait_for("waiting for a trainer: place 1 in the queue")
@@ -353,7 +368,7 @@ def test_visitors_need_the_token_and_reach_nothing_else(classroom, browser):
     for path in ("api/kernels", "api/contents", "api/terminals", "files/README.md", "tree", "lab"):
         assert status_of(f"{address}/{path}") in (403, 404), path
         assert status_of(f"{address}/{path}?token={token}") in (403, 404), path
-    page = browser.new_context().new_page()
+    page = new_page(browser)
     page.goto(address, wait_until="domcontentloaded")
     assert page.locator(".gradlab-lab").count() == 0  # a login page
     lab = server.page(browser, f"?token={token}")

@@ -1,7 +1,7 @@
 """The checks of the browser tests themselves."""
 
 import pytest
-from lab_page import close, run_notebook, write_notebook
+from lab_page import close, end_kernel, run_notebook, write_notebook
 
 pytestmark = pytest.mark.browser
 
@@ -24,3 +24,4 @@ def test_an_error_in_a_callback_is_not_overlooked(browser, server, notebooks):
     with pytest.raises(AssertionError, match="ZeroDivisionError"):
         close(page)
     page.context.close()
+    end_kernel(server, "fails.ipynb")

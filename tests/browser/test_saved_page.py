@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from lab_page import SCREENSHOTS, until
+from lab_page import SCREENSHOTS, new_page, press, until
 from paths import ROOT
 
 from gradlab.lab.widget import record, saved_page, toy
@@ -27,9 +27,9 @@ def opened(browser, exported):
     contexts = []
 
     def open_page(**settings):
-        contexts.append(browser.new_context(viewport={"width": 1100, "height": 800}, **settings))
-        contexts[-1].route(lambda url: url.startswith("http"), lambda route: route.abort())
-        page = contexts[-1].new_page()
+        page = new_page(browser, viewport={"width": 1100, "height": 800}, **settings)
+        contexts.append(page.context)
+        page.context.route(lambda url: url.startswith("http"), lambda route: route.abort())
         page.goto(exported.as_uri())
         return page
 
@@ -44,24 +44,22 @@ def test_without_a_kernel_k_moves_among_recorded_runs_and_the_toy_is_live(opened
     lab.scroll_into_view_if_needed()
     slider = lab.locator("input[type=range]")
     slider.wait_for()
-    losses, one_update = lab.locator(".gradlab-words-losses"), lab.locator(".gradlab-words-toy")
+    losses, noise, one_update = (lab.locator(f".gradlab-words-{name}") for name in ("losses", "noise", "toy"))
     until(lambda: "k = 5, b = 20: from" in losses.inner_text())
-    assert one_update.inner_text() == toy.describe(toy.descend(5))
-    slider.focus()
-    slider.press("Home")
+    until(lambda: one_update.inner_text() == toy.describe(toy.descend(5)), one_update.inner_text)
+    press(slider, "Home")
     for run, steps in zip(saved_page.recorded()["runs"], record.STEPS):
         until(lambda steps=steps: f"k = {steps}, b = 20: from" in losses.inner_text(), losses.inner_text)
         until(lambda steps=steps: one_update.inner_text() == toy.describe(toy.descend(steps)), one_update.inner_text)
-        noise = lab.locator(".gradlab-words-noise").inner_text()
-        assert f"k = {steps}: {run['point']['window']:.3f} nats measured" in noise
-        slider.press("ArrowRight")
-    lab.locator(".gradlab-toy-step").press("Enter")
+        measured = f"k = {steps}: {run['point']['window']:.3f} nats measured"
+        until(lambda measured=measured: measured in noise.inner_text(), noise.inner_text)
+        press(slider, "ArrowRight")
+    press(lab.locator(".gradlab-toy-step"), "Enter")
     until(lambda: lab.locator(".gradlab-added").inner_text() == "applied")
-    ring = lab.locator(".gradlab-view-toy canvas")
-    ring.press("ArrowUp")
+    press(lab.locator(".gradlab-view-toy canvas"), "ArrowUp")
     until(lambda: lab.locator(".gradlab-view-toy").get_attribute("data-start") == "-4.00,2.45")
     curve = lab.locator(".gradlab-view-losses")
-    curve.locator("canvas").press("End")
+    press(curve.locator("canvas"), "End")
     until(lambda: curve.locator("[aria-live]").inner_text().startswith("update 300:"))
     lab.screenshot(path=SCREENSHOTS / "saved_page.png")
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()

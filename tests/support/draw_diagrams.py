@@ -30,8 +30,13 @@ def drawn(browser, server: str, name: str, count: int) -> list[str]:
     """The SVG of each diagram of a notebook."""
     page = open_notebook(browser, server, name, TALL)
     images = page.locator(".jp-RenderedMermaid img")
-    until(lambda: images.count() == count, images.count)
-    sources = images.evaluate_all("(all) => all.map((each) => each.src)")
+    sources: list[str] = []
+
+    def is_complete() -> bool:
+        sources[:] = images.evaluate_all("(all) => all.map((each) => each.src)")
+        return len(sources) == count
+
+    until(is_complete, lambda: f"{len(sources)} of {count} diagrams")
     page.context.close()
     return [element_of(urllib.parse.unquote(source.partition(",")[2])) for source in sources]
 

@@ -1,12 +1,17 @@
 """Notebooks and labs on a page of a real browser: opening, pressing keys, waiting, reading.
 
 Every wait ends as soon as its condition holds. The deadline only ends a test that would wait forever.
+
+The page replaces its elements while a test looks at them. What is read is therefore read in one call,
+and read again (`until`) when the page may not have got there yet; a key is pressed again when the
+element was replaced before it heard the key (`press`).
 """
 
 import contextlib
 import json
 import os
 import pathlib
+import secrets
 import shutil
 import socket
 import subprocess
@@ -36,20 +41,39 @@ SETTINGS = {
     "docmanager-extension/plugin": {"autosave": False},
 }
 
-# A lab whose runs take a fraction of a second.
-SMALL = "small = gradlab.AccumulationLab(updates=60, seeds=2)\nsmall.view.add_class('small')\nsmall"
+# The lab of notebook 00, and one whose runs take a fraction of a second. What is between them keeps the former out of
+# sight, where it trains nothing by itself.
+PAGE = (
+    "import gradlab\ngradlab.setup(towers=2, seed=0)",
+    "small = gradlab.AccumulationLab(updates=60, seeds=2)\nsmall.view.add_class('small')\nsmall",
+    "print('\\n' * 99)",
+    "whole = gradlab.AccumulationLab()\nwhole.view.add_class('whole')\nwhole",
+    "print('the kernel', 'is free')",
+)
 # A notebook with three small labs: two alike, and one that diverges.
 LABS = (
     "import gradlab\ngradlab.setup(seed=0)",
-    "one = gradlab.AccumulationLab(updates=60, seeds=2, hide=('toy', 'cost'))\none.view.add_class('one')\none",
+    "one = gradlab.AccumulationLab(updates=60, seeds=2)\none.view.add_class('one')\none",
     "two = gradlab.AccumulationLab(updates=60, seeds=2, seed=7, hide=('toy', 'cost'))\ntwo.view.add_class('two')\ntwo",
     "wild = gradlab.AccumulationLab(optimizer='sgd', learning_rate=1e30, updates=60, hide=('toy', 'cost'))\n"
     "wild.view.add_class('wild')\nwild",
     "print('the kernel', 'is free')",
 )
-
-# One lab with all views.
+# One lab with all views, whose runs are hardly longer than their start.
 TOY = ("import gradlab\ngradlab.setup(seed=0)", "gradlab.AccumulationLab(updates=5, seeds=1)", LABS[-1])
+SIZE = {"width": 1280, "height": 1300}  # of a page
+
+FRAMES = """(count) => new Promise((done) => {
+    const step = () => count-- ? requestAnimationFrame(step) : done();
+    step();
+})"""
+LISTEN = """(element, event) => {
+    window.gradlabHeard = false;
+    element.addEventListener(event, () => { window.gradlabHeard = true; }, {capture: true, once: true});
+}"""
+FOCUSED = "(element) => element === document.activeElement"
+# The texts of those of the elements that do not fit in their boxes.
+CUT = "(all) => all.filter((each) => each.scrollWidth > each.clientWidth + 1).map((each) => each.innerText)"
 
 
 def until(condition, explain=lambda: "", seconds: float = DEADLINE) -> float:
@@ -68,11 +92,38 @@ def until_up(is_up, process: subprocess.Popen, log: pathlib.Path, seconds: float
     assert process.poll() is None, f"the server ended with status {process.returncode}. {log.read_text()}"
 
 
+def frames(page, count: int = 2) -> None:
+    """Wait until the page has drawn this many frames: what it does on its own occasion has happened then."""
+    page.evaluate(FRAMES, count)
+
+
+def press(target, key: str) -> None:
+    """Press a key on an element once. An element that was replaced before it heard the key gets it again."""
+    from playwright.sync_api import Error
+
+    event = "keyup" if key == "Space" else "keydown"  # a button reacts to Space when it is released
+
+    def heard() -> bool:
+        try:
+            element = target.element_handle()
+            element.evaluate(LISTEN, event)
+            element.press(key)
+        except Error as error:
+            if "not attached" not in str(error):
+                raise
+            return False
+        return target.page.evaluate("window.gradlabHeard")
+
+    until(heard, lambda: f"the key {key} does not reach {target}")
+
+
 def free_port() -> int:
-    """A TCP port that nothing listens on."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
+    """A TCP port that nothing listens on, and that no system gives to a program that asks for any port."""
+    while True:
+        port = 10_000 + secrets.randbelow(20_000)
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
 
 
 def listens(port: int, address: str = "127.0.0.1") -> bool:
@@ -99,14 +150,6 @@ def ask(server: str, path: str, method: str = "GET", **content) -> bytes:
         request.data = json.dumps(content).encode()
     with urllib.request.urlopen(request, timeout=DEADLINE) as answer:
         return answer.read()
-
-
-def add_cell(path: pathlib.Path, source: str) -> None:
-    """Add a code cell to the end of a notebook."""
-    notebook = json.loads(path.read_text())
-    cell = {"cell_type": "code", "id": "added", "metadata": {}, "outputs": [], "execution_count": None}
-    notebook["cells"].append(cell | {"source": source})
-    path.write_text(json.dumps(notebook))
 
 
 def answers(server: str) -> bool:
@@ -165,26 +208,32 @@ def set_setting(server: str, plugin: str, **settings) -> None:
     ask(server, f"lab/api/settings/@jupyterlab/{plugin}", "PUT", raw=json.dumps(settings))
 
 
-def end_kernels(server: str) -> None:
-    """End all kernels: they survive the pages that started them."""
+def end_kernel(server: str, notebook: str) -> None:
+    """End the kernel of a notebook: it survives the page that started it."""
     for session in json.loads(ask(server, "api/sessions")):
-        ask(server, f"api/sessions/{session['id']}", "DELETE")
+        if session["path"] == notebook:
+            ask(server, f"api/sessions/{session['id']}", "DELETE")
 
 
-def open_notebook(browser, server: str, notebook: str, viewport=None, scale: float = 1):
-    """A page with a notebook whose kernel is ready; `scale`: the pixels a point."""
-    size = viewport or {"width": 1280, "height": 1300}
-    page = browser.new_context(viewport=size, device_scale_factor=scale).new_page()
-    page.set_default_timeout(1000 * DEADLINE)
-    page.set_default_navigation_timeout(1000 * DEADLINE)
+def new_page(browser, **settings):
+    """A page in a context of its own, on which no wait ends before the deadline."""
+    context = browser.new_context(**settings)
+    context.set_default_timeout(1000 * DEADLINE)
+    context.set_default_navigation_timeout(1000 * DEADLINE)
+    return context.new_page()
+
+
+def open_notebook(browser, server: str, notebook: str, viewport=None):
+    """A page with a notebook whose kernel is ready."""
+    page = new_page(browser, viewport=viewport or SIZE)
     page.goto(f"{server}/lab/tree/{notebook}?reset&token={TOKEN}")
     page.locator(".jp-StatusBar-Widget", has_text="| Idle").first.wait_for()
     return page
 
 
-def run_notebook(browser, server: str, notebook: str, ready: str, viewport=None, scale: float = 1):
+def run_notebook(browser, server: str, notebook: str, ready: str, viewport=None):
     """A page with a notebook that was run until an output shows the text `ready`."""
-    page = open_notebook(browser, server, notebook, viewport, scale)
+    page = open_notebook(browser, server, notebook, viewport)
     choose_menu(page, "Run", "Run All Cells")
     page.locator(".jp-OutputArea-output", has_text=ready).first.wait_for()
     assert page.locator(".jupyter-widgets-error-widget").count() == 0
@@ -192,19 +241,49 @@ def run_notebook(browser, server: str, notebook: str, ready: str, viewport=None,
 
 
 def choose_menu(page, menu: str, *items: str) -> None:
-    """Choose from JupyterLab's menu."""
-    page.get_by_role("menuitem", name=menu, exact=True).click()
-    for item in items:
-        page.get_by_role("menuitem", name=item).first.click()
+    """Choose from JupyterLab's menu. A menu that was closed before its item could be clicked is opened again."""
+    from playwright.sync_api import TimeoutError
+
+    def chosen() -> bool:
+        try:
+            page.get_by_role("menuitem", name=menu, exact=True).click(timeout=20_000)
+            for item in items:
+                page.locator(".lm-Menu-item", has_text=item).first.click(timeout=20_000)
+        except TimeoutError:
+            page.keyboard.press("Escape")
+            return False
+        return True
+
+    until(chosen, lambda: f"no {' > '.join([menu, *items])}")
 
 
-def close(page) -> None:
-    """Close the page, and fail if a thread or a callback failed or printed: only the log console shows that."""
+def show_file_browser(page, shown: bool) -> None:
+    """Show or hide JupyterLab's file browser."""
+    files = page.locator(".jp-DirListing")
+
+    def done() -> bool:
+        if files.first.is_visible() == shown:
+            return True
+        page.keyboard.press("Control+b")
+        frames(page)
+        return files.first.is_visible() == shown
+
+    files.first.wait_for(state="attached")
+    until(done)
+
+
+def check_log(page) -> None:
+    """Fail if a thread or a callback failed or printed: only the log console shows that."""
     if page.locator(".jp-LogConsoleStatusItem.lm-mod-hidden").count() != 1:
         page.locator(".jp-LogConsoleStatusItem").click()
         said = page.locator(".jp-LogConsolePanel")
         said.wait_for()
         raise AssertionError(f"JupyterLab's log console has news: {said.inner_text()}")
+
+
+def close(page) -> None:
+    """Close the page, and fail if its log console has news."""
+    check_log(page)
     page.context.close()
 
 
@@ -231,9 +310,8 @@ class Lab:
         """A part of the lab, after opening what it may wait behind."""
         target.wait_for(state="attached")
         if not target.is_visible():
-            more = self.root.locator("button.gradlab-more")
-            more.focus()
-            more.press("Enter")
+            if not self.root.locator("button.gradlab-more.mod-active").count():  # otherwise it is being opened
+                press(self.root.locator("button.gradlab-more"), "Enter")
             target.wait_for()
         return target
 
@@ -241,63 +319,63 @@ class Lab:
         """Press a key on a button or a control: nothing here uses the mouse."""
         self.root.locator(f".gradlab-{name}").first.wait_for(state="attached")  # `count` does not wait
         button = self.root.locator(f"button.gradlab-{name}")
-        target = self.seen(button) if button.count() else self.control(name)
-        target.focus()
-        target.press(key)
+        press(self.seen(button) if button.count() else self.control(name), key)
 
     def choose(self, name: str, option: str) -> None:
-        """Type an option's name with its list focused: what a list does with keys."""
+        """Choose from a list by keyboard: its first letter, again and again, goes from name to name."""
+
+        def chosen() -> bool:
+            return self.control(name).locator("option:checked").inner_text() == option
 
         def typed() -> bool:
-            # A list takes keys that come more than a second apart for the beginnings of other names: type again then.
-            self.control(name).focus()
-            self.control(name).press_sequentially(option)
-            if self.control(name).locator("option:checked").inner_text() == option:
-                return True
-            self.page.wait_for_timeout(1500)
-            return False
+            press(self.control(name), option[0])
+            if not chosen():
+                # A list takes two different letters within a second for the beginning of one name.
+                self.page.wait_for_timeout(1100)
+            return chosen()
 
-        until(typed)
+        until(lambda: chosen() or typed())
 
     def set_budget(self, updates: int) -> None:
         """Type the length of a run."""
         self.control("budget").fill(str(updates))
-        self.control("budget").press("Enter")
+        self.press("budget")
 
     def pixels(self, view: str) -> str:
         """A view as drawn, pixel by pixel."""
         return self.root.locator(f".gradlab-view-{view} canvas").evaluate("(canvas) => canvas.toDataURL()")
 
+    def computed(self, part: str, *names: str) -> list[str]:
+        """Computed styles of a part, read in one call: the page may replace the part between two."""
+        return self.root.evaluate(
+            """(lab, [part, names]) => {
+                const style = getComputedStyle(lab.querySelector(part));
+                return names.map((name) => style[name]);
+            }""",
+            [part, names],
+        )
+
     def pinned(self):
         """The buttons that remove the pinned runs."""
         return self.root.locator("button.gradlab-remove")
 
-    def wait_for(self, word: str) -> float:
-        """Wait until the status line contains a word, and return the seconds that it took."""
-        return until(lambda: word in self.status(), self.status)
+    def wait_for(self, word: str) -> None:
+        """Wait until the status line contains a word."""
+
+        def says() -> bool:
+            self.root.scroll_into_view_if_needed()  # a lab that is not seen asks for no news
+            return word in self.status()
+
+        until(says, self.status)
 
 
 def use_by_keyboard(lab: Lab) -> None:
     """Reach every control with Tab, and use a slider, a list, a checkbox and buttons, in any page that shows a lab."""
     lab.control("method")  # with everything shown
     named = lab.root.locator("[data-control]:visible, button:visible:enabled")
-    wanted = set(named.evaluate_all("(all) => all.map((each) => each.dataset.control ?? each.className)"))
-    assert {"accumulation_steps", "method", "rerun", "budget"} <= wanted
-    reached = set()
-    lab.control("accumulation_steps").focus()
-    for _ in range(100):
-        now = lab.root.evaluate(
-            """(lab) => {
-                const focused = document.activeElement;
-                const control = focused.closest("[data-control]")?.dataset.control;
-                return lab.contains(focused) ? [focused.className, control] : null;
-            }"""
-        )
-        if now is None:
-            break
-        reached |= set(now)
-        lab.page.keyboard.press("Tab")
-    assert wanted <= reached, wanted - reached
+    names = "(all) => all.map((each) => each.dataset.control ?? each.className)"
+    until(lambda: {"accumulation_steps", "method", "rerun", "budget"} <= set(named.evaluate_all(names)))
+    until(lambda: not not_reached(lab, set(named.evaluate_all(names))), lambda: f"{named.evaluate_all(names)}")
 
     lab.press("rerun", "Space")
     until(lambda: not lab.control("rerun").is_checked())
@@ -313,3 +391,22 @@ def use_by_keyboard(lab: Lab) -> None:
     until(lambda: lab.pinned().count() == 1)
     lab.press("more", "Space")
     lab.root.locator(".gradlab-drawer").wait_for(state="hidden")
+
+
+def not_reached(lab: Lab, wanted: set[str]) -> set[str]:
+    """Those of the lab's parts that Tab does not reach from its first control."""
+    reached = set()
+    lab.control("accumulation_steps").focus()
+    for _ in range(100):
+        now = lab.root.evaluate(
+            """(lab) => {
+                const focused = document.activeElement;
+                const control = focused.closest("[data-control]")?.dataset.control;
+                return lab.contains(focused) ? [focused.className, control] : null;
+            }"""
+        )
+        if now is None:
+            break
+        reached |= set(now)
+        lab.page.keyboard.press("Tab")
+    return wanted - reached
