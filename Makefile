@@ -114,7 +114,7 @@ lock: .venv/ready
 clean:
 	rm -rf .venv .venv-lowest .venv-next
 
-# An environment of the packages of a lock file. uv installs them in a quarter of pip's time. It does not read pip's
+# An environment of the packages of a lock file. uv installs them faster than pip. It does not read pip's
 # configuration, so where uv cannot install, pip does.
 define environment
 	@rm -rf $(1) && $(PYTHON) -m venv $(1)
