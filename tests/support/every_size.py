@@ -41,7 +41,7 @@ class EverySize:
             updated = every_size(size, windows_of((x, y), batch_size=8, epochs=2))
 
     Args:
-        model: a built Keras model, created in the strategy's scope. It need not be compiled.
+        model: a built Keras model, created in the strategy's scope. It doesn't have to be compiled.
         optimizer: a Keras optimizer, created there too.
         loss: as for `keras.Model.compile`, or an `Objective`.
         loss_weights: as for `keras.Model.compile`.

@@ -1,4 +1,4 @@
-"""Python programs in processes of their own that need not import TensorFlow: they are forked from one that has.
+"""Python programs in processes of their own that do not import TensorFlow: they are forked from one that has done so.
 
 The import takes seconds, which most tests of a fresh process would pay again and again. `run`, `start` and
 `command` take what follows `python` on a command line. A program finds nothing of gradlab imported, and neither devices
@@ -134,7 +134,7 @@ def _serve(address):
     Returns:
         In a forked process: the arguments of its program. The server itself never returns.
     """
-    import keras  # noqa: F401  what the programs need not import again
+    import keras  # noqa: F401  what the programs do not have to import again
     import tensorflow  # noqa: F401
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks for the status of the guards
