@@ -5,10 +5,13 @@ import functools
 import html
 import pathlib
 import textwrap
+import threading
 import tomllib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from IPython.core.displaypub import CapturingDisplayPublisher
+from IPython.core.getipython import get_ipython
 from IPython.display import display
 from IPython.utils.capture import CapturedIO, capture_output
 
@@ -78,12 +81,51 @@ def ask(question: str, *choices: str, right: str, why: str) -> Iterator[None]:
     _checks.one_of("right", right, choices)
     seen = CapturedIO(None, None)
     try:
-        with capture_output(stderr=False) as seen:
+        with _captured() as seen:
             yield
     except BaseException:
         seen.show()  # what came before the fault helps to find it
         raise
     display(Prediction(question, choices, right, why, seen))
+
+
+@contextlib.contextmanager
+def _captured() -> Iterator[CapturedIO]:
+    """Captures what the block prints and displays, while the kernel goes on to answer the page."""
+    shell = get_ipython()
+    real = None if shell is None else shell.display_pub
+    with capture_output(stderr=False) as seen:
+        if shell is not None:
+            shell.display_pub = _Publisher(real, shell.display_pub.outputs)
+        yield seen
+
+
+class _Publisher(CapturingDisplayPublisher):
+    """Keeps what one thread displays. The kernel's own publisher does everything else.
+
+    While a cell runs, JupyterLab's kernel handles messages of widgets on other threads. For each message, it calls
+    methods of its publisher that IPython's capturing one does not have, and would lose the message.
+
+    Args:
+        real: the kernel's own publisher.
+        outputs: the list for what this thread displays.
+    """
+
+    def __init__(self, real: Any, outputs: list):
+        super().__init__()
+        self._real, self._thread = real, threading.get_ident()
+        self.outputs = outputs
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)  # also while `_real` is not set yet
+        return getattr(self._real, name)
+
+    def publish(self, *arguments: Any, **more: Any) -> None:
+        if threading.get_ident() == self._thread:
+            super().publish(*arguments, **more)
+        else:
+            self._real.publish(*arguments, **more)
 
 
 class Prediction:

@@ -144,6 +144,31 @@ def test_a_prediction_comes_before_its_result_by_keyboard(browser, server, noteb
     end_kernel(server, "ask.ipynb")
 
 
+WAIT_FOR_THE_LAB = """import asyncio
+from gradlab.lab.predict import ask
+with ask("Does the kernel hear the page?", "yes", "no", right="yes", why="It does."):
+    while lab.experiment.accumulation_steps == 5:
+        await asyncio.sleep(0.05)
+    print("k =", lab.experiment.accumulation_steps)
+"""
+
+
+def test_a_lab_is_used_while_the_block_of_a_prediction_runs(browser, server, notebooks):
+    """The kernel hears each message, and no traceback appears in the cell."""
+    lab = "import gradlab\nlab = gradlab.AccumulationLab(rerun=False, updates=5, seeds=1)\nlab"
+    write_notebook(notebooks / "block.ipynb", lab, WAIT_FOR_THE_LAB)
+    page = run_notebook(browser, server, "block.ipynb", "move k")
+    page.locator(".jp-InputPrompt", has_text="[*]").wait_for()
+    faults = page.locator("[data-mime-type='application/vnd.jupyter.stderr']")
+    answers = page.locator(".gradlab-predict")
+    Lab(page).press("accumulation_steps", "ArrowRight")
+    until(lambda: answers.count() or faults.count())
+    assert faults.count() == 0, faults.first.inner_text()
+    assert "k = 6" in answers.first.text_content()
+    close(page)
+    end_kernel(server, "block.ipynb")
+
+
 def until_drawn(image) -> None:
     """Scroll to an image, and wait until it is decoded and shown in a size that can be read."""
     image.scroll_into_view_if_needed()

@@ -1,8 +1,10 @@
 """Predictions: the result is hidden until a choice is made, the block's variables stay, and faults are not hidden."""
 
 import re
+import threading
 
 import pytest
+from IPython.core.displaypub import DisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import HTML, display
 from IPython.utils.capture import capture_output
@@ -67,6 +69,40 @@ def test_a_fault_is_raised_after_what_came_before_it(capsys):
         print("so far")
         1 / 0  # noqa: B018
     assert capsys.readouterr().out == "so far\n"
+
+
+class KernelsPublisher(DisplayPublisher):
+    """What a kernel asks of its publisher for each message, beside what IPython's own one does."""
+
+    def __init__(self):
+        super().__init__()
+        self.heard, self.published = [], []
+
+    def set_parent(self, parent):
+        self.heard.append(parent)
+
+    def publish(self, data, **more):
+        self.published.append(data)
+
+
+def test_while_a_block_runs_the_kernel_handles_messages(shell, monkeypatch):
+    """A message on another thread reaches the kernel's own publisher, and what it displays is no part of the result."""
+    real = KernelsPublisher()
+    monkeypatch.setattr(shell, "display_pub", real)
+
+    def handle():
+        shell.display_pub.set_parent("a message")
+        shell.display_pub.publish({"text/plain": "of the message"})
+
+    with ask(*FACTORS, **WAY):
+        message = threading.Thread(target=handle)
+        message.start()
+        message.join()
+        display("of the block")
+    assert real.heard == ["a message"] and shell.display_pub is real
+    of_the_message, result = real.published
+    assert of_the_message == {"text/plain": "of the message"}
+    assert "of the block" in result["text/plain"] and "message" not in result["text/plain"]
 
 
 def test_warnings_are_not_hidden(capsys):
