@@ -21,7 +21,7 @@ from gradlab.lab.experiments.cluster import DASK, Cluster
 FIRST_NOTEBOOK = "00_start_here.ipynb"
 PATTERNS = ("*.ipynb", "solutions/*.ipynb", "app/*.ipynb")
 MANIFEST = ".gradlab-course.json"  # in the user's folder: the SHA-256 of each file as gradlab wrote it
-DEFAULT_PORT = 8888
+DEFAULT_PORT, LAST_PORT = 8888, 65_535
 
 _PACKAGE = pathlib.Path(gradlab.__file__).resolve().parent
 
@@ -90,10 +90,10 @@ def open_course(
     Raises:
         ModuleNotFoundError: JupyterLab is not installed.
         ConnectionError: there is no scheduler at the address.
-        ValueError: `port` is no positive integer.
+        ValueError: `port` is not the number of a port.
         OSError: the folder cannot be written to.
     """
-    _checks.positive_integer("port", port)
+    check_port(port)
     if importlib.util.find_spec("jupyterlab") is None:
         raise ModuleNotFoundError(
             'gradlab.lab.course needs the extra "lab": pip install "gradlab[lab]". '
@@ -118,6 +118,13 @@ def open_course(
         command.append("--no-browser")
     with _jupyter_settings() as environment:
         return _run(command, environment | ({DASK: dask} if dask else {}))
+
+
+def check_port(port: int) -> None:
+    """Raise ValueError unless a server can listen on this port."""
+    _checks.positive_integer("port", port)
+    if port > LAST_PORT:
+        raise ValueError(f"port must be at most {LAST_PORT}. Received: {port}")
 
 
 def _copy(folder: pathlib.Path) -> _Copied:

@@ -236,6 +236,8 @@ def test_a_signal_ends_jupyterlab_too(pretended_jupyterlab, tmp_path, sent, to_a
 def test_the_port_must_be_a_positive_integer(tmp_path):
     with pytest.raises(ValueError, match=r"port must be a positive integer. Received: 0"):
         course.open_course(tmp_path / "copy", port=0)
+    with pytest.raises(ValueError, match=r"^port must be at most 65535. Received: 99999$"):
+        course.open_course(tmp_path / "copy", port=99_999)
     assert not (tmp_path / "copy").exists()
 
 

@@ -146,7 +146,11 @@ def table(results: Sequence[Result]) -> list[dict[str, Any]]:
 def text(rows: Sequence[Mapping[str, Any]]) -> str:
     """Format the table and the conclusion for a terminal."""
     first = rows[0]
+    found = conclusion(rows)
+    # What cannot be compared says so before its numbers stand beside the published ones.
+    before, after = ([], ["", found]) if _is_whole(rows) else ([found, ""], [])
     lines = [
+        *before,
         f"Test accuracy in %, mean ± standard deviation of {first['seeds']} seeds, {first['updates']} updates of 100.",
         "In brackets: how often the test accuracy is measured in a run. The best measurement counts.",
     ]
@@ -156,12 +160,12 @@ def text(rows: Sequence[Mapping[str, Any]]) -> str:
             cells = [row for row in rows if (row["method"], row["accumulation_steps"]) == (method, k)]
             line = f"{k:>6} x {b:<5}{cells[0]['published_mean']:>9.1f} ± {cells[0]['published_std']:.2f}"
             lines.append(line + "".join(f"{_cell(row):>23}" for row in cells))
-    return "\n".join([*lines, "", conclusion(rows)])
+    return "\n".join([*lines, *after])
 
 
 def conclusion(rows: Sequence[Mapping[str, Any]]) -> str:
     """Describe what the rows show, with their numbers."""
-    if rows[0]["updates"] != 1000:
+    if not _is_whole(rows):
         return (
             f"A small version, with {rows[0]['updates']} updates and {rows[0]['seeds']} seeds in place of 1000 and "
             f"{SEEDS}: its accuracies cannot be compared with the published ones."
@@ -185,6 +189,11 @@ def conclusion(rows: Sequence[Mapping[str, Any]]) -> str:
         f"± {error:.2f} (standard error): {change}. The best of 200 looks at 20x5 is {above:.2f} above the last one: "
         "that much comes from looking more often."
     )
+
+
+def _is_whole(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the rows are those of the published experiments, not of the small version."""
+    return rows[0]["updates"] == 1000
 
 
 def distance(rows: Sequence[Mapping[str, Any]], method: str) -> float:

@@ -94,8 +94,11 @@ def test_the_words_follow_the_figures():
     assert "a change beyond chance" in reproduce.conclusion(reproduce.table(better))
     quick = reproduce.table([synthetic(e) for e in reproduce.experiments(quick=True)])
     assert "cannot be compared" in reproduce.conclusion(quick)
+    assert reproduce.text(quick).startswith(reproduce.conclusion(quick))  # before the published means stand beside
+    assert reproduce.text(near).endswith(reproduce.conclusion(near))
     for rows in (near, quick):
-        assert max(map(len, reproduce.text(rows).splitlines()[:-1])) <= 100
+        lines = reproduce.text(rows).replace(reproduce.conclusion(rows), "").splitlines()
+        assert max(map(len, lines)) <= 100
     assert "95.0 ± 0.17" in reproduce.text(near)
 
 
