@@ -1,13 +1,15 @@
 """Checks of arguments. Each raises an error that states the rule and then the value."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from numbers import Integral, Real
 from typing import Any
 
+LARGEST = 2**31 - 1  # what TensorFlow's counters hold
+
 
 def positive_integer(name: str, value: Any, otherwise: str = "") -> None:
-    """Raise ValueError unless the value is an integer of 1 or more (True is not one).
+    """Raise ValueError unless the value is an integer from 1 to 2**31 - 1 (True is not one).
 
     Args:
         name: the argument's name, for the message.
@@ -20,6 +22,8 @@ def positive_integer(name: str, value: Any, otherwise: str = "") -> None:
     """
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise ValueError(f"{name} must be {otherwise}a positive integer. Received: {value!r}")
+    if value > LARGEST:
+        raise ValueError(f"{name} must be at most {LARGEST}. Received: {value!r}")
 
 
 def natural_number(name: str, value: Any) -> None:
@@ -32,6 +36,45 @@ def positive_number(name: str, value: Any) -> None:
     """Raise ValueError unless the value is a finite number above 0."""
     if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value) or value <= 0:
         raise ValueError(f"{name} must be a finite number above 0. Received: {value!r}")
+
+
+def boolean(name: str, value: Any) -> None:
+    """Raise ValueError unless the value is True or False, of Python or NumPy."""
+    import numpy as np  # here: `import gradlab` must not import it
+
+    if not isinstance(value, (bool, np.bool_)):
+        raise ValueError(f"{name} must be True or False. Received: {value!r}")
+
+
+def floating_dtype(name: str, value: Any) -> None:
+    """Raise ValueError unless the value is None or a floating-point type of TensorFlow, or its name."""
+    if value is None:
+        return
+    import tensorflow as tf  # here: `import gradlab` must not import it
+
+    try:
+        is_floating = not isinstance(value, (bool, Integral)) and tf.as_dtype(value).is_floating
+    except (TypeError, ValueError):
+        is_floating = False
+    if not is_floating:
+        raise ValueError(f"{name} must be None or a floating-point type, such as float32. Received: {value!r}")
+
+
+def finite_numbers(name: str, values: Any) -> None:
+    """Raise ValueError if a nest of dictionaries and sequences holds a number that is not finite, or a text or boolean.
+
+    None and objects that are no Python or NumPy numbers, such as tensors, are not checked.
+    """
+    if isinstance(values, Mapping):
+        parts = list(values.values())
+    elif isinstance(values, (list, tuple)):
+        parts = list(values)
+    else:
+        if isinstance(values, (bool, str)) or (isinstance(values, Real) and not math.isfinite(values)):
+            raise ValueError(f"{name} must be finite numbers. Received: {values!r}")
+        return
+    for part in parts:
+        finite_numbers(name, part)
 
 
 def one_of(name: str, value: Any, known: Collection[str]) -> None:

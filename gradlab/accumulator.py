@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from gradlab._checks import floating_dtype
 from gradlab.averaging import accumulation_dtype, check_gradients, variable_name
 
 
@@ -46,7 +48,8 @@ class GradientAccumulator:
         self._variables = list(variables)
         if not self._variables:
             raise ValueError("GradientAccumulator needs at least one variable. Received: an empty list")
-        self._dtypes = [tf.as_dtype(dtype) if dtype else accumulation_dtype(v.dtype) for v in self._variables]
+        floating_dtype("dtype", dtype)
+        self._dtypes = [accumulation_dtype(v.dtype) if dtype is None else tf.as_dtype(dtype) for v in self._variables]
         for variable, wanted in zip(self._variables, self._dtypes):
             if not wanted.is_floating:
                 raise ValueError(
@@ -95,24 +98,34 @@ class GradientAccumulator:
             In a static graph, the operation that adds the gradients; otherwise None.
 
         Raises:
-            ValueError: the gradients differ from the variables in number, shape or type, or the weight is negative or
-                not finite.
+            ValueError: the gradients differ from the variables in number, shape or type, a `tf.IndexedSlices` names a
+                row that does not exist, or the weight is negative or not finite. Nothing is added then. Inside
+                `tf.function` and in static graphs, what TensorFlow knows only when the operation runs is raised as a
+                `tf.errors.InvalidArgumentError` with the same message.
         """
         gradients = list(gradients)
         check_gradients(gradients, self._variables, "GradientAccumulator.add", self._dtypes)
-        _check_weight(weight)
-        added = [self._weight.assign_add(tf.cast(weight, self._weight.dtype))]
-        for i, (total, gradient) in enumerate(zip(self._sums, gradients)):
-            if gradient is None:
-                continue
-            self._reached[i] = True
-            share = tf.cast(weight, total.dtype)
-            if isinstance(gradient, tf.IndexedSlices):
-                rows = tf.cast(gradient.values, total.dtype) * share
-                added.append(total.scatter_add(tf.IndexedSlices(rows, gradient.indices)))
-            else:
-                added.append(total.assign_add(tf.cast(gradient, total.dtype) * share))
+        weight, checks = _checked_weight(weight, self._weight.dtype)
+        for gradient, variable in zip(gradients, self._variables):
+            checks += _checks_of_gradient(gradient, variable)
+        with tf.control_dependencies(checks):
+            added = [
+                self._add_to(total, gradient, weight)
+                for total, gradient in zip(self._sums, gradients)
+                if gradient is not None
+            ]
+        with tf.control_dependencies([*checks, *added]):
+            added.append(self._weight.assign_add(weight))
+        self._reached = [seen or gradient is not None for seen, gradient in zip(self._reached, gradients)]
         return _done(added)
+
+    def _add_to(self, total: tf.Variable, gradient: Any, weight: tf.Tensor) -> Any:
+        """Adds weight * gradient to a sum."""
+        share = tf.cast(weight, total.dtype)
+        if isinstance(gradient, tf.IndexedSlices):
+            rows = tf.cast(gradient.values, total.dtype) * share
+            return total.scatter_add(tf.IndexedSlices(rows, gradient.indices))
+        return total.assign_add(tf.cast(gradient, total.dtype) * share)
 
     def mean(self) -> list:
         """The weighted mean of all gradients added since `zero()`.
@@ -136,9 +149,71 @@ class GradientAccumulator:
         ]
 
 
-def _check_weight(weight: Any) -> None:
-    if isinstance(weight, Real) and not 0 <= weight < float("inf"):  # type: ignore[operator]
-        raise ValueError(f"weight must be finite and 0 or more. Received: {weight!r}")
+def _checked_weight(weight: Any, dtype: tf.DType) -> tuple[tf.Tensor, list]:
+    """The weight as a scalar of this type, and the operations that check it, in a graph.
+
+    Raises:
+        ValueError: it is not a number, or negative, or not finite in this type.
+    """
+    rule = "weight must be finite and 0 or more. Received:"
+    if isinstance(weight, Real):
+        if not 0 <= weight <= float(dtype.max):  # type: ignore[operator]
+            raise ValueError(f"{rule} {weight!r}")
+        return tf.constant(float(weight), dtype), []
+    try:
+        tensor = tf.convert_to_tensor(weight)
+    except (TypeError, ValueError):
+        raise ValueError(f"{rule} {weight!r}") from None
+    if tensor.shape.rank not in (None, 0) or not (tensor.dtype.is_floating or tensor.dtype.is_integer):
+        raise ValueError(f"weight must be one real number. Received: {weight!r}")
+    cast = tf.cast(tensor, dtype)
+    return cast, _checks(tf.math.is_finite(cast) & (cast >= 0), rule, tensor)
+
+
+def _checks_of_gradient(gradient: Any, variable: Any) -> list:
+    """The operations that check, in a graph, what `check_gradients` cannot know.
+
+    Raises:
+        ValueError: it is known already that the gradient does not fit.
+    """
+    if gradient is None:
+        return []
+    shape = list(variable.shape)
+    rule = f"GradientAccumulator.add: the gradient of {variable_name(variable)} must have"
+    if not isinstance(gradient, tf.IndexedSlices):
+        if tf.TensorShape(gradient.shape).is_fully_defined():
+            return []
+        found = tf.shape(gradient)
+        return _checks(
+            tf.reduce_all(tf.equal(found, shape)), f"{rule} the variable's shape {tuple(shape)}. Received:", found
+        )
+    values, indices = tf.convert_to_tensor(gradient.values), tf.convert_to_tensor(gradient.indices)
+    if not indices.dtype.is_integer:
+        raise ValueError(f"{rule} integers as indices. Received: {indices.dtype.name}")
+    found = tf.shape(values)
+    expected = tf.concat([[tf.size(indices)], tf.constant(shape[1:], tf.int32)], 0)
+    rows = f"{rule} one row of shape {tuple(shape[1:])} for each index. Received:"
+    if values.shape.rank != len(shape) or indices.shape.rank not in (None, 1):
+        raise ValueError(f"{rows} {values.shape} for indices of shape {indices.shape}")
+    missing = tf.boolean_mask(indices, (indices < 0) | (indices >= shape[0]))[:1]
+    return [
+        *_checks(tf.reduce_all(tf.equal(found, expected)), rows, found),
+        *_checks(tf.equal(tf.size(missing), 0), f"{rule} indices from 0 to {shape[0] - 1}. Received:", missing),
+    ]
+
+
+def _checks(is_right: tf.Tensor, rule: str, shown: tf.Tensor) -> list:
+    """Raises ValueError with the rule and the value shown if it is known that something is wrong.
+
+    Returns:
+        In a graph, the operations that check it when they run.
+    """
+    if not tf.executing_eagerly():
+        return [tf.debugging.Assert(is_right, [rule, shown], summarize=-1)]
+    if not is_right:
+        numbers = np.ravel(shown.numpy()).tolist()
+        raise ValueError(f"{rule} {numbers[0] if len(numbers) == 1 else tuple(numbers)}")
+    return []
 
 
 def _done(operations: list) -> tf.Operation | None:

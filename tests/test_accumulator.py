@@ -1,5 +1,7 @@
 """GradientAccumulator: eagerly, in a tf.function and in a static graph."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -140,4 +142,95 @@ def test_invalid_input_raises_an_error_with_the_rule_and_the_value():
     with pytest.raises(ValueError, match="at least one variable. Received: an empty list"):
         GradientAccumulator([])
     with pytest.raises(ValueError, match="needs a floating-point type for the sum of w. Received: int32"):
-        GradientAccumulator([variable("w")], dtype="int32")
+        GradientAccumulator([variable("w", dtype="int32")])
+    for dtype in ("int32", [], "", 5, "nonsense", True):
+        with pytest.raises(
+            ValueError, match="dtype must be None or a floating-point type, such as float32. Received: "
+        ):
+            GradientAccumulator([variable("w")], dtype=dtype)
+
+
+def slices(values, indices):
+    return tf.IndexedSlices(tf.constant(values), tf.constant(indices))
+
+
+# For each kind of input that is refused: a gradient of a table of 3 rows, a weight, and the sentence.
+WRONG = {
+    "a row beyond the last": (slices([[1.0, 1.0]], [7]), 1.0, "must have indices from 0 to 2. Received: 7"),
+    "a row below 0": (slices([[1.0, 1.0]], [-1]), 1.0, "must have indices from 0 to 2. Received: -1"),
+    "fewer rows than indices": (
+        slices([[1.0, 1.0]], [0, 1]), 1.0, r"must have one row of shape \(2,\) for each index. Received: \(1, 2\)",
+    ),
+    "rows of another length": (
+        slices([[1.0]], [0]), 1.0, r"must have one row of shape \(2,\) for each index. Received: \(1, 1\)",
+    ),
+    "a negative weight": (tf.ones([3, 2]), tf.constant(-2.0), r"weight must be finite and 0 or more. Received: -2\.0"),
+    "a negative integer": (tf.ones([3, 2]), tf.constant(-2), "weight must be finite and 0 or more. Received: -2"),
+    "a weight of NaN": (tf.ones([3, 2]), tf.constant(np.nan), "weight must be finite and 0 or more. Received: nan"),
+    "an array of inf": (tf.ones([3, 2]), np.array(np.inf), "weight must be finite and 0 or more. Received: inf"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_an_add_that_raises_leaves_nothing_behind(case):
+    """The first variable's gradient is right; neither that nor the weight may be added."""
+    gradient, weight, sentence = WRONG[case]
+    accumulator = GradientAccumulator([variable("w"), variable("table", (3, 2))])
+    accumulator.add([tf.ones([2]), slices([[1.0, 1.0]], [0])])
+    before = [v.numpy() for v in accumulator.variables]
+    with pytest.raises(ValueError, match=f"{sentence}$"):
+        accumulator.add([tf.ones([2]), gradient], weight)
+    for was, now in zip(before, accumulator.variables):
+        np.testing.assert_array_equal(now.numpy(), was)
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_an_add_that_fails_in_a_function_leaves_nothing_behind(case):
+    """The same where TensorFlow knows neither values nor shapes before the operation runs."""
+    gradient, weight, sentence = WRONG[case]
+    accumulator = GradientAccumulator([variable("w"), variable("table", (3, 2))])
+    is_sparse = isinstance(gradient, tf.IndexedSlices)
+    parts = [gradient.values, gradient.indices] if is_sparse else [gradient]
+    weight = tf.convert_to_tensor(weight)
+    signature = [tf.TensorSpec([None] * part.shape.rank, part.dtype) for part in parts]
+
+    @tf.function(input_signature=[signature, tf.TensorSpec([], weight.dtype)])
+    def add(parts, weight):
+        accumulator.add([tf.ones([2]), tf.IndexedSlices(*parts) if is_sparse else parts[0]], weight)
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match=re.sub(r" Received.*", " Received:", sentence)):
+        add(parts, weight)
+    assert all((v.numpy() == 0).all() for v in accumulator.variables)
+
+
+def test_an_add_that_fails_in_a_static_graph_leaves_nothing_behind():
+    with tf.Graph().as_default() as graph:
+        w = tf.compat.v1.get_variable("w", [2], initializer=tf.zeros_initializer(), use_resource=True)
+        accumulator = GradientAccumulator([w])
+        weight, shape = tf.compat.v1.placeholder("float32", []), tf.compat.v1.placeholder("float32", [None])
+        add, open_shape = accumulator.add([tf.ones([2])], weight), accumulator.add([shape])
+        with static_graph.session(graph) as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            for operation, fed, sentence in [
+                (add, {weight: np.nan}, "weight must be finite and 0 or more"),
+                (open_shape, {shape: [1, 2, 3]}, "."),  # TensorFlow's own error
+                (open_shape, {shape: [1]}, "the gradient of w must have the variable"),
+            ]:
+                with pytest.raises(tf.errors.InvalidArgumentError, match=sentence):
+                    session.run(operation, fed)
+                assert [each.tolist() for each in session.run(accumulator.variables)] == [[0, 0], 0]
+
+
+@pytest.mark.parametrize("weight", [[[1], [2]], [1.0], np.ones([2]), 1j, tf.constant(1j), "one", None])
+def test_a_weight_is_one_number(weight):
+    accumulator = GradientAccumulator([variable()])
+    with pytest.raises(ValueError, match=r"^weight must be (one real number|finite and 0 or more)\. Received: "):
+        accumulator.add([tf.ones([2])], weight)
+    assert float(accumulator.weight) == 0
+
+
+def test_weights_may_be_integers_of_numpy_and_tensorflow():
+    accumulator = GradientAccumulator([variable()])
+    for weight in (np.int64(2), tf.constant(2), np.array(2), np.float32(2)):
+        accumulator.add([tf.ones([2])], weight)
+    assert float(accumulator.weight) == 8
