@@ -4,18 +4,17 @@ import contextlib
 import json
 import os
 import pathlib
-import random
 import re
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 
 import pandas as pd
 import pytest
 import websocket
+from classroom_server import V1, classrooms, status_of
 from dask_processes import DaskProcesses
 from distributed import Client
 from events import is_running
@@ -26,90 +25,20 @@ from lab_page import (
     SCREENSHOTS,
     Lab,
     chromium_path,
-    free_port,
-    listens,
     new_page,
     until,
-    until_up,
 )
-from playwright.sync_api import TimeoutError as PlaywrightTimeout
-
-from benchmarks.classroom.page import Figures, PageWithoutBrowser
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 SCROLLS = "(({ scrollHeight, clientHeight }) => scrollHeight > clientHeight)(document.getElementById('rendered_cells'))"
-V1 = "v1.kernel.websocket.jupyter.org"
-
-
-class Classroom:
-    """A server for the tests.
-
-    Args:
-        log: a file for what it says.
-        *options: options of the command line.
-        port: the port, or None for a free one.
-    """
-
-    def __init__(self, log: pathlib.Path, *options: str, port: int | None = None):
-        self.port, self.log = port or free_port(), log
-        command = [sys.executable, "-m", "gradlab.lab.classroom", "--no-browser", f"--port={self.port}", *options]
-        with log.open("ab") as file:
-            self.process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
-        until_up(lambda: listens(self.port), self.process, log)
-
-    def said(self) -> str:
-        return self.log.read_text()
-
-    def children(self, word: str) -> set[int]:
-        """The processes of the server with this word in their command line."""
-        found = set()
-        for folder in pathlib.Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
-                if parent == self.process.pid and word in (folder / "cmdline").read_text():
-                    found.add(int(folder.name))
-        return {pid for pid in found if is_running(pid)}
-
-    def kernels(self) -> set[int]:
-        return self.children("ipykernel_launcher")
-
-    def trainers(self) -> set[int]:
-        return self.children("spawn_main")
-
-    def page(self, browser, query: str = "") -> Lab:
-        """A visitor's page with a lab. When none appears, the test says what the page and the server said."""
-        page = new_page(browser, viewport={"width": 1280, "height": 800}, accept_downloads=True)
-        said: list[str] = []
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("requestfailed", lambda request: said.append(f"{request.url}: {request.failure}"))
-        page.on("response", lambda answer: answer.status >= 400 and said.append(f"{answer.url}: {answer.status}"))
-        page.goto(f"http://127.0.0.1:{self.port}/{query}", wait_until="domcontentloaded")
-        try:
-            page.locator(".gradlab-lab").wait_for()
-        except PlaywrightTimeout:
-            pytest.fail("\n".join(["no lab. The page:", page.inner_text("body"), *said, "The server:", self.said()]))
-        return Lab(page)
-
-    def stop(self) -> None:
-        self.process.send_signal(signal.SIGINT)
-        self.process.wait(120)
 
 
 @pytest.fixture
 def classroom(tmp_path):
     """A function that starts a server; all are stopped after the test."""
-    running = []
-
-    def start(*options, **more):
-        running.append(Classroom(tmp_path / "log", *options, **more))
-        return running[-1]
-
-    yield start
-    for server in running:
-        server.stop()
-        assert not server.kernels() and not server.trainers()
+    with classrooms(tmp_path / "log") as start:
+        yield start
 
 
 def long_run(lab: Lab) -> None:
@@ -294,52 +223,12 @@ def test_what_a_classroom_cannot_start_with():
     for option, sentence in (
         ("--visitors=0", "visitors must be a positive integer. Received: 0"),
         ("--trainers=0", "trainers must be a positive integer. Received: 0"),
+        ("--port=99999", "port must be at most 65535. Received: 99999"),
         ("--gone=-1", "gone must be a finite number above 0. Received: -1"),
         ("--dask=tcp://127.0.0.1:1", "there must be a Dask scheduler at tcp://127.0.0.1:1: it does not answer"),
     ):
         done = subprocess.run([sys.executable, "-m", "gradlab.lab.classroom", option], capture_output=True, text=True)
         assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith(f"gradlab: {sentence}"), done.stderr
-
-
-def status_of(address: str) -> int:
-    """The status of an address; 403 if it leads to the login page."""
-    try:
-        with urllib.request.urlopen(address, timeout=60) as answer:
-            return 403 if "/login" in answer.url else answer.status
-    except urllib.error.HTTPError as error:
-        return error.code
-
-
-def test_messages_on_which_a_server_would_hang(classroom):
-    server = classroom("--trainers=1")
-    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/", timeout=60) as answer:
-        kernel = re.search(r'"kernelId": "([^"]+)"', answer.read().decode())[1]
-    address = f"ws://127.0.0.1:{server.port}/api/kernels/{kernel}/channels"
-    with pytest.raises(websocket.WebSocketBadStatusException, match="400"):
-        websocket.create_connection(address)  # without the protocol by which Voila reads
-    rng = random.Random(0)
-    hostile = [b"", b"\xff" * 8, b"\xff" * 1000, (3).to_bytes(8, "little") + b"\xff" * 24, bytes(2**21), "text"]
-    hostile += [rng.randbytes(rng.randrange(200)) for _ in range(100)]
-    hostile += [(6).to_bytes(8, "little") + rng.randbytes(48) for _ in range(100)]
-    for message in hostile:
-        line = websocket.create_connection(address, subprotocols=[V1], timeout=60)
-        with contextlib.suppress(OSError, websocket.WebSocketException):
-            line.send(message, 1 if isinstance(message, str) else 2)
-        line.close(timeout=0.1)
-    assert status_of(f"http://127.0.0.1:{server.port}/") == 200
-
-
-def test_answers_to_a_page_whose_socket_is_being_closed_do_not_hang_the_server(classroom):
-    server = classroom("--trainers=1")
-    page = PageWithoutBrowser(server.port, Figures(), random.Random(0), time.monotonic() + DEADLINE)
-    for number in range(20):  # its kernel answers each with the numbers of a run
-        page._tell("charts", {"method": "custom", "content": {"ask": str(number), "have": {}, "revision": 0}})
-    page._socket.send_binary(b"no message")  # on which the server closes the socket; the page does not answer that
-    page._socket.sock.settimeout(60)
-    with contextlib.suppress(ConnectionResetError):
-        while page._socket.sock.recv(2**16):  # until the server has waited for the page's answer for a few seconds
-            pass
-    assert status_of(f"http://127.0.0.1:{server.port}/") == 200
 
 
 LATE = """

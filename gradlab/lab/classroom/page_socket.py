@@ -8,6 +8,7 @@ A page that is closed or reloaded says so with a request that outlives it (chart
 server also pings every page. The kernel of a page that stops answering ends after the seconds of the setting `GONE`.
 """
 
+import pathlib
 from collections import Counter
 from typing import Any, ClassVar
 
@@ -22,6 +23,7 @@ from voila.tornado.kernel_websocket_handler import VoilaKernelWebsocketHandler
 
 PROTOCOL = "v1.kernel.websocket.jupyter.org"
 GONE = "gradlab_gone_seconds"
+TEMPLATE = pathlib.Path(__file__).with_name("template")
 PARTS, BYTES = 64, 2**20  # a message of a lab has about 7 parts and 1 KiB
 
 
@@ -106,7 +108,11 @@ async def end(kernels: Any, kernel: str) -> None:
 
 
 class ClassroomApp(Voila):
-    """Voila with these two."""
+    """Voila with these two, and with pages that load nothing from other servers."""
+
+    def setup_template_dirs(self) -> None:
+        super().setup_template_dirs()
+        self.template_paths.insert(0, str(TEMPLATE))
 
     def init_handlers(self) -> list:
         farewell = url_path_join(self.server_url, r"/classroom/farewell/(\w+-\w+-\w+-\w+-\w+)"), Farewell

@@ -20,12 +20,14 @@ from gradlab.lab.classroom.hub import Hub
 from gradlab.lab.classroom.limits import Limits
 from gradlab.lab.classroom.trainer import DaskTrainer, RunTrainer, TrainerProcess
 from gradlab.lab.classroom.visitor import HUB
-from gradlab.lab.course import course_folder
+from gradlab.lab.course import check_port, course_folder
 from gradlab.lab.experiments.cluster import Cluster
 
 READY_KERNELS = 3
 PATIENCE = 120  # seconds for a kernel to start, and to send what a cell shows
 SETUP = {"towers": 2, "seed": 0}  # of trainers; `gradlab.lab.classroom.lab` sets a single process up alike
+# What a page may load: what this server sends, and what scripts make of it. Widgets need inline scripts.
+PAGE_LOADS = "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; frame-ancestors 'self'"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -40,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit('gradlab: a classroom needs the extra "app": pip install "gradlab[lab,app]". Received: no voila')
     try:
         _checks.positive_integer("trainers", asked.trainers)
+        check_port(asked.port)
         limits = Limits(asked.visitors, asked.examples, asked.seconds, asked.idle, asked.gone)
         trainers, listen = _trainers(asked)
     except (ValueError, OSError) as error:
@@ -75,6 +78,9 @@ def _serve(asked: argparse.Namespace, token: str) -> None:
         f"--port={asked.port}",
         f"--token={token}",
         f"--theme={asked.theme}",
+        # Voila writes ?theme= into its page as it comes, with whatever script is in it.
+        "--VoilaConfiguration.allow_theme_override=NO",
+        "--VoilaConfiguration.allow_template_override=NO",
         "--preheat_kernel=True",
         f"--pool_size={READY_KERNELS}",
         # `Kernels` ends those whose page was never opened, and `PageSocket` all others.
@@ -87,7 +93,8 @@ def _serve(asked: argparse.Namespace, token: str) -> None:
         f"--VoilaExecutor.iopub_timeout={PATIENCE}",
     ]
     options += ["--no-browser"] * asked.no_browser
-    ClassroomApp.launch_instance(options, tornado_settings={GONE: asked.gone})
+    headers = {"Content-Security-Policy": PAGE_LOADS}
+    ClassroomApp.launch_instance(options, tornado_settings={GONE: asked.gone, "headers": headers})
 
 
 def _sentence(asked: argparse.Namespace, trainers: int, token: str) -> str:

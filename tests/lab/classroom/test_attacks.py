@@ -1,0 +1,76 @@
+"""What a visitor or a local process may try against a classroom. Whatever serves a classroom must pass these tests.
+
+The tests in tests/browser/test_classroom.py show that visitors see what they should; these, that nobody can stop the
+others.
+"""
+
+import contextlib
+import random
+import re
+import time
+import urllib.request
+
+import pytest
+import websocket
+from classroom_server import channels, classrooms, kernel_of, page_of, status_of
+from lab_page import DEADLINE
+
+from benchmarks.classroom.page import Figures, PageWithoutBrowser
+
+pytestmark = pytest.mark.slow
+
+NAMES = {"www.w3.org", "purl.org", "creativecommons.org"}  # in names of XML, which nothing loads
+SCRIPT = "%22%3E%3Cscript%3Ealert(1)%3C/script%3E"  # it ends an attribute, and begins a script
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """A classroom that most attacks share: none may leave it in another state than before."""
+    with classrooms(tmp_path_factory.mktemp("classroom") / "log") as start:
+        yield start("--trainers=1")
+
+
+def serves(server) -> bool:
+    """Whether a new visitor still gets a page."""
+    return status_of(f"http://127.0.0.1:{server.port}/") == 200
+
+
+@pytest.mark.parametrize("query", ["theme", "template", "voila", "title"])
+def test_no_script_of_an_address_gets_into_the_page(server, query):
+    assert "<script>alert(1)" not in page_of(server.port, f"?{query}={SCRIPT}")
+
+
+def test_a_page_names_no_other_host(server):
+    for query in ("", "?template=reveal", "?template=classic&theme=dark"):
+        hosts = set(re.findall(r"https?://([\w.-]+)", page_of(server.port, query)))
+        assert hosts <= NAMES
+    with contextlib.closing(urllib.request.urlopen(f"http://127.0.0.1:{server.port}/", timeout=60)) as answer:
+        assert "default-src 'self'" in answer.headers["Content-Security-Policy"]
+
+
+def test_messages_on_which_a_server_would_hang(server):
+    kernel = kernel_of(page_of(server.port))
+    with pytest.raises(websocket.WebSocketBadStatusException, match="400"):
+        channels(server.port, kernel, protocol=None)  # without the protocol by which Voila reads
+    rng = random.Random(0)
+    hostile = [b"", b"\xff" * 8, b"\xff" * 1000, (3).to_bytes(8, "little") + b"\xff" * 24, bytes(2**21), "text"]
+    hostile += [rng.randbytes(rng.randrange(200)) for _ in range(100)]
+    hostile += [(6).to_bytes(8, "little") + rng.randbytes(48) for _ in range(100)]
+    for message in hostile:
+        line = channels(server.port, kernel)
+        with contextlib.suppress(OSError, websocket.WebSocketException):
+            line.send(message, 1 if isinstance(message, str) else 2)
+        line.close(timeout=0.1)
+    assert serves(server)
+
+
+def test_answers_to_a_page_whose_socket_is_being_closed_do_not_hang_the_server(server):
+    page = PageWithoutBrowser(server.port, Figures(), random.Random(0), time.monotonic() + DEADLINE)
+    for number in range(20):  # its kernel answers each with the numbers of a run
+        page._tell("charts", {"method": "custom", "content": {"ask": str(number), "have": {}, "revision": 0}})
+    page._socket.send_binary(b"no message")  # on which the server closes the socket; the page does not answer that
+    page._socket.sock.settimeout(60)
+    with contextlib.suppress(ConnectionResetError):
+        while page._socket.sock.recv(2**16):  # until the server has waited for the page's answer for a few seconds
+            pass
+    assert serves(server)
