@@ -24,6 +24,7 @@ settings.load_profile("gradlab")
 
 BROWSER = "tests/browser/"
 PAGES_OF_THEIR_OWN = (f"{BROWSER}test_course.py", f"{BROWSER}test_classroom.py")
+SERVERS = ("tests/lab/classroom/test_attacks.py",)  # whose tests share a server
 
 
 class ByFunction(LoadScopeScheduling):
@@ -35,7 +36,7 @@ class ByFunction(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::")[0]
-        if file in PAGES_OF_THEIR_OWN or file.endswith(".ipynb"):
+        if file in PAGES_OF_THEIR_OWN + SERVERS or file.endswith(".ipynb"):
             return file
         return BROWSER if _waits(file) else nodeid.split("[")[0]
 
