@@ -67,6 +67,28 @@ def test_a_saved_notebook_of_the_course_shows_its_diagrams_and_figures(browser, 
     end_kernel(whole_notebooks, f"{SAVED}.ipynb")
 
 
+@pytest.mark.parametrize("notebook", ["09_memory", "12_scale_out"])
+def test_a_notebook_that_is_not_trusted_shows_its_drawings(browser, whole_notebooks, notebook):
+    """As in a new checkout: JupyterLab takes scripts and SVG out of its HTML."""
+    page = open_notebook(browser, whole_notebooks, f"{notebook}.ipynb", VIEWPORT)
+    cells = json.loads((ROOT / "notebooks" / f"{notebook}.ipynb").read_text())["cells"]
+    saved = "".join("".join(output.get("data", {}).get("text/html", "")) for output in outputs_of(cells))
+    drawings = page.locator(".jp-OutputArea-output img[alt][src^='data:image/svg+xml']")
+    wanted = saved.count('src="data:image/svg+xml')
+    until(lambda: drawings.count() == wanted, drawings.count)
+    assert wanted
+    for number in range(wanted):
+        until_drawn(drawings.nth(number))
+        drawings.nth(number).screenshot(path=SCREENSHOTS / f"{notebook}_not_trusted_{number}.png")
+    assert page.locator(".jp-RenderedHTMLCommon", has_text="forwardbackward").count() == 0
+    page.context.close()
+    end_kernel(whole_notebooks, f"{notebook}.ipynb")
+
+
+def outputs_of(cells: list) -> list:
+    return [output for cell in cells for output in cell.get("outputs", [])]
+
+
 def check_in_the_dark(browser, server: str, notebook: str) -> None:
     """Open a notebook in the dark theme, and check that everything is shown."""
     set_setting(server, "apputils-extension:themes", theme="JupyterLab Dark")

@@ -179,6 +179,16 @@ def test_pictures_can_be_read_aloud():
     report(wrong)
 
 
+def test_no_output_has_svg_in_its_html():
+    """JupyterLab takes it out of a notebook that is not trusted, and shows the text of the picture without order."""
+    wrong = []
+    for path in NOTEBOOKS:
+        for data in (output.get("data", {}) for output in outputs_of(path)):
+            html = re.sub(r"<script\b.*?</script>", "", "".join(data.get("text/html", "")), flags=re.S)
+            wrong += [f"{named(path)}: {html:.80}"] if "<svg" in html else []
+    report(wrong)
+
+
 def test_diagrams_have_a_picture_of_the_present_diagram():
     """Pages that do not draw Mermaid show it. `make notebooks` makes it."""
     wrong = []

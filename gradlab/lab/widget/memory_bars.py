@@ -21,7 +21,7 @@ from gradlab.lab.widget.memory_count import (
     sentence,
 )
 from gradlab.lab.widget.page import Page
-from gradlab.lab.widget.saved_page import standalone
+from gradlab.lab.widget.saved_page import image, standalone
 
 COLORS = ("#0072B2", "#D55E00", "#CC79A7", "#009E73", "#E69F00")
 LIMITS = (0.25, 0.5, 1.0, 4.0, 8.0, 12.0, 16.0, 24.0, 40.0, 80.0)  # GiB
@@ -106,7 +106,16 @@ def svg(training: Training, limit: float) -> str:
 
 
 def page(training: Training, limit: float) -> str:
-    """The bars, the table that is their legend, and the sentence, as HTML without scripts."""
+    """The bars, the table that is their legend, and the sentence, as HTML without scripts, in the page's colors."""
+    return _with_table(svg(training, limit), training, limit)
+
+
+def saved(training: Training, limit: float) -> str:
+    """The same with the bars as an image, which a notebook that is not trusted shows, too."""
+    return _with_table(image(svg(training, limit)), training, limit)
+
+
+def _with_table(bars: str, training: Training, limit: float) -> str:
     first, *rows, words = table(training, limit).splitlines()
     cells = [re.split(r" {2,}", html.escape(row)) for row in rows]
     swatches = [f'<span aria-hidden="true" style="color: {color}">&#9632;</span> ' for color in COLORS] + ["", ""]
@@ -118,7 +127,7 @@ def page(training: Training, limit: float) -> str:
     )
     heads = "".join(f'<th scope="col" style="text-align: right">{name}</th>' for name in re.split(r" {2,}", first))
     return (
-        f'<div style="max-width: 52em">{svg(training, limit)}'
+        f'<div style="max-width: 52em">{bars}'
         f'<table style="color: inherit; border-spacing: 14px 2px"><thead><tr>{heads}</tr></thead>'
         f'<tbody>{body}</tbody></table><p aria-live="polite">{html.escape(words)}</p></div>'
     )
@@ -209,7 +218,7 @@ class MemoryBars:
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
         # A page without a kernel shows the HTML; others the SVG or the table.
         return dict(self.view._repr_mimebundle_(**kwargs)) | {
-            "text/html": page(self.training, self.limit),
+            "text/html": saved(self.training, self.limit),
             "image/svg+xml": standalone(svg(self.training, self.limit)),
             "text/plain": repr(self),
         }

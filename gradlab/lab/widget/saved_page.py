@@ -59,6 +59,18 @@ def standalone(svg: str) -> str:
     return svg.replace("<svg ", f"<svg {style}", 1).replace('style="', 'style="background: white; ', 1)
 
 
+def image(svg: str) -> str:
+    """An SVG element with an aria-label as an image, for a saved notebook.
+
+    JupyterLab takes SVG out of the HTML of a notebook that is not trusted, as every new one is, and leaves its text.
+    """
+    words = re.search(r'aria-label="([^"]*)"', svg)
+    style = re.search(r'style="([^"]*)"', svg)
+    assert words and style  # every drawing has both
+    content = base64.b64encode(standalone(svg).encode()).decode()
+    return f'<img alt="{words[1]}" style="{style[1]}" src="data:image/svg+xml;base64,{content}">'
+
+
 @functools.cache
 def page() -> str:
     """The recorded lab as one piece of HTML, which loads nothing."""

@@ -13,7 +13,7 @@ import ipywidgets as widgets
 from gradlab import _checks
 from gradlab.lab.widget import schedules, timeline_drawing
 from gradlab.lab.widget.page import Page, close
-from gradlab.lab.widget.saved_page import standalone
+from gradlab.lab.widget.saved_page import image, standalone
 from gradlab.lab.widget.schedules import NAMES, PIPELINES, Schedule
 from gradlab.lab.widget.timeline_drawing import Drawing
 
@@ -135,7 +135,7 @@ class Timeline:
         """The widgets, and for pages without a kernel the drawing and the words."""
         drawing = _draw({"": self.schedule})
         still = {
-            "text/html": f"<div>{drawing}<p>{_lines(self.words)}</p></div>",
+            "text/html": f"<div>{image(drawing)}<p>{_lines(self.words)}</p></div>",
             "image/svg+xml": standalone(drawing),
             "text/plain": f"{self!r}\n{orders(self.schedule)}",
         }

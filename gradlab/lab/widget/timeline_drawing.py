@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gradlab.lab.figures.style import STYLES
-from gradlab.lab.widget.saved_page import standalone
+from gradlab.lab.widget.saved_page import image, standalone
 from gradlab.lab.widget.schedules import Schedule
 
 WIDTH, LEFT, RIGHT = 760, 70, 16  # of the drawing and its margins, in px
@@ -21,7 +21,7 @@ _HATCH = STYLES[1]["color"]
 
 
 class Drawing:
-    """A drawing for a notebook: SVG in HTML, and words for pages and readers without it.
+    """A drawing for a notebook: an image, and words for pages and readers without it.
 
     Args:
         svg: the drawing.
@@ -35,7 +35,7 @@ class Drawing:
         return self.words
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
-        return {"text/html": self.svg, "image/svg+xml": standalone(self.svg), "text/plain": self.words}
+        return {"text/html": image(self.svg), "image/svg+xml": standalone(self.svg), "text/plain": self.words}
 
 
 def draw(schedules: Mapping[str, Schedule], label: str) -> str:

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import ipywidgets
 import pytest
 
-from gradlab.lab.widget.memory_bars import MemoryBars, page, svg, table
+from gradlab.lab.widget.memory_bars import MemoryBars, page, saved, svg, table
 from gradlab.lab.widget.memory_count import MEASURED, MIB, PARTS, PRESETS, Training, advice, memory
 
 # 1,000 parameters are 4,000 bytes; 500 activations are 2,000 bytes for each example.
@@ -149,7 +149,8 @@ def test_the_picture_is_a_scale_drawing():
 def test_without_a_kernel():
     first, again = MemoryBars(), MemoryBars()
     shown, twice = first._repr_mimebundle_(), again._repr_mimebundle_()
-    assert shown["text/html"] == twice["text/html"] == page(first.training, first.limit)
+    assert shown["text/html"] == twice["text/html"] == saved(first.training, first.limit)
     assert shown["text/plain"] == twice["text/plain"] == table(first.training, first.limit)
-    assert "script" not in shown["text/html"] and "<svg" in shown["text/html"]
+    assert "<svg" in page(first.training, first.limit) and "<svg" not in shown["text/html"]
+    assert "script" not in shown["text/html"] and '<img alt="On each device' in shown["text/html"]
     assert re.search(r"total +450 +179\n", shown["text/plain"])

@@ -1,5 +1,6 @@
 """Timelines: the schedules compared with the formulas and with schedules made by hand, the drawing, and the widget."""
 
+import base64
 import itertools
 import re
 import subprocess
@@ -160,7 +161,9 @@ def test_bad_input_of_a_timeline_gets_one_sentence(arguments, sentence):
 
 
 def svg(html: str) -> ET.Element:
-    return ET.fromstring(re.search("<svg.*?</svg>", html, flags=re.S).group())
+    """The drawing in the image of a page."""
+    [content] = re.findall('src="data:image/svg[+]xml;base64,(.*?)"', html)
+    return ET.fromstring(base64.b64decode(content).decode().replace(' xmlns="http://www.w3.org/2000/svg"', ""))
 
 
 def boxes(drawn: ET.Element, kind: str) -> list[ET.Element]:
@@ -186,7 +189,7 @@ def test_every_task_is_a_box_of_its_length(name, reduces):
 
 
 def test_the_drawing_follows_the_theme_and_has_no_ids():
-    page = Timeline()._repr_mimebundle_()["text/html"]
+    page = Timeline()._drawing.value
     assert 'fill="currentColor"' in page and 'stroke="currentColor"' in page
     assert " id=" not in page and "url(" not in page and "<script" not in page
 
