@@ -228,6 +228,7 @@ function showCharts({ model, el: root }) {
   let late = false; // whether there was news after the last question
   let seen = false;
   let visible = false;
+  let restarted = false; // whether the kernel was, which knows nothing of this lab then
 
   function data() {
     const runs = known.sent.map((number) => store.get(number)).filter((run) => !hidden.has(run.number));
@@ -249,7 +250,7 @@ function showCharts({ model, el: root }) {
 
   function ask() {
     clearTimeout(again);
-    if (!visible || document.hidden) return;
+    if (!visible || document.hidden || restarted) return;
     if (asked) {
       late = true;
       return;
@@ -260,11 +261,27 @@ function showCharts({ model, el: root }) {
     model.send({ ask: page, have, revision: known.revision });
   }
 
+  function say(sentence) {
+    lost.hidden = false;
+    lost.textContent = sentence;
+  }
+
   function complain() {
     asked = null;
-    lost.hidden = false;
-    lost.textContent = "No answer from the kernel for 10 seconds: it is busy with a cell, was restarted, or is gone. " +
-      "After a restart, run the cell again, or reload the page.";
+    say(
+      "No answer from the kernel for 10 seconds: it is busy with a cell, was restarted, or is gone. " +
+        "After a restart, run the cell again, or reload the page.",
+    );
+  }
+
+  /**
+   * The page is told of a restart, and need not wait for an answer. A kernel that ends stops its runs, so its last
+   * answer may say that the run is over, after which nothing would be asked.
+   */
+  function disconnect() {
+    restarted = true;
+    [asked, again].forEach(clearTimeout);
+    say("The kernel was restarted, and this lab is lost: run the cell again.");
   }
 
   function save(name, { buffer, byteOffset, byteLength }) {
@@ -278,7 +295,7 @@ function showCharts({ model, el: root }) {
       save(content.download, buffers[0]);
       return;
     }
-    if (content.to !== page) return; // for another view of the same lab
+    if (content.to !== page || restarted) return; // for another view of the same lab, or of the kernel that ended
     lost.hidden = true;
     clearTimeout(asked);
     asked = null;
@@ -318,6 +335,7 @@ function showCharts({ model, el: root }) {
 
   model.on("msg:custom", take);
   model.on("change:news", ask);
+  model.on("comm_live_update", disconnect); // a widget's connection is made before this, and then only ends
   document.addEventListener("visibilitychange", ask);
   addEventListener("pagehide", leave);
   const watched = new IntersectionObserver(look);
@@ -341,6 +359,7 @@ function showCharts({ model, el: root }) {
     cancelAnimationFrame(waiting);
     model.off("msg:custom", take);
     model.off("change:news", ask);
+    model.off("comm_live_update", disconnect);
     document.removeEventListener("visibilitychange", ask);
     removeEventListener("pagehide", leave);
     USED.forEach((event) => root.closest(".gradlab-lab")?.removeEventListener(event, ask));
