@@ -92,7 +92,7 @@ def ask(question: str, *choices: str, right: str, why: str) -> Iterator[None]:
 @contextlib.contextmanager
 def _captured() -> Iterator[CapturedIO]:
     """Captures what the block prints and displays, while the kernel goes on to answer the page."""
-    shell = get_ipython()
+    shell: Any = get_ipython()
     real = None if shell is None else shell.display_pub
     with capture_output(stderr=False) as seen:
         if shell is not None:

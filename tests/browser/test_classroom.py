@@ -31,6 +31,7 @@ from lab_page import (
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
+ENDLESS = ("--examples=1000000000", "--microbatches=1000000000")
 SCROLLS = "(({ scrollHeight, clientHeight }) => scrollHeight > clientHeight)(document.getElementById('rendered_cells'))"
 
 
@@ -60,7 +61,7 @@ def the_busy_one(processes: set[int]) -> int:
 
 
 def test_visitors_share_the_trainers_and_leave_nothing_behind(classroom, browser):
-    server = classroom("--trainers=1", "--visitors=2", "--examples=1000000000")
+    server = classroom("--trainers=1", "--visitors=2", *ENDLESS)
     one = server.page(browser)
     one.wait_for("finished")
     one.page.screenshot(path=SCREENSHOTS / "classroom.png")
@@ -97,7 +98,7 @@ def test_visitors_share_the_trainers_and_leave_nothing_behind(classroom, browser
 
 
 def test_a_lost_trainer_and_a_lost_server(classroom, browser):
-    server = classroom("--trainers=2", "--examples=1000000000")
+    server = classroom("--trainers=2", *ENDLESS)
     lab, other = server.page(browser), server.page(browser)
     for each in (lab, other):
         each.wait_for("finished")
@@ -158,7 +159,7 @@ page._read_for(600)
 
 
 def test_a_killed_browser_and_a_lost_network_leave_nothing_behind(classroom, browser):
-    server = classroom("--trainers=1", "--visitors=2", "--examples=1000000000", "--gone=40")
+    server = classroom("--trainers=1", "--visitors=2", *ENDLESS, "--gone=40")
     flags = [*FLAGS, "--gradlab-is-killed"]
     killed = browser.browser_type.launch(executable_path=chromium_path(), args=flags, timeout=1000 * DEADLINE)
     long_run(server.page(killed))
@@ -197,7 +198,7 @@ def test_an_idle_visitor_is_told_and_released(classroom, browser):
 def test_a_classroom_on_a_cluster_survives_a_worker_and_the_scheduler(classroom, browser, tmp_path):
     cluster = DaskProcesses(tmp_path, workers=2)
     try:
-        server = classroom("--trainers=2", "--examples=1000000000", f"--dask={cluster.address}")
+        server = classroom("--trainers=2", *ENDLESS, f"--dask={cluster.address}")
         lab = server.page(browser)
         lab.wait_for("finished")
         assert not server.trainers()

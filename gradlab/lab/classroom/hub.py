@@ -7,24 +7,21 @@ updates (gradlab.lab.experiments.stream). A visitor has one run at a time, and t
 
 A new visitor, or one who reloads the page, goes to the end of the queue.
 
-A trainer that is lost is replaced, and its run is the next one to be trained, once.
+A trainer that is lost is replaced, and its run is the next one to be trained, once. A run whose turn takes too long is
+ended when others wait.
 """
 
 import contextlib
-import multiprocessing
-import multiprocessing.connection
-import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from typing import Any
 
 from gradlab.lab.classroom.limits import Limits
 from gradlab.lab.classroom.trainer import LostTrainer, RunTrainer
-
-Line = multiprocessing.connection.Connection
+from gradlab.lab.experiments.door import Door
 
 TRIES = 2  # of a run whose trainers are lost
 
@@ -41,7 +38,7 @@ class _Visitor:
         turn: the number of its last turn, or of the last one of all when it first asked.
     """
 
-    line: Line
+    line: Connection
     has_asked: bool = False
     is_served: bool = False
     used: float = field(default_factory=time.monotonic)
@@ -56,12 +53,23 @@ class _Visitor:
 
 @dataclass(eq=False)
 class _Job:
-    """A run that a visitor asked for: its number there, and the arguments of `train_and_send`."""
+    """A run that a visitor asked for.
+
+    Attributes:
+        visitor: who asked.
+        number: its number there.
+        work: the arguments of `train_and_send`.
+        tries: how many trainers have begun it.
+        began: when the present trainer began it.
+        is_ended: whether its turn was too long.
+    """
 
     visitor: _Visitor
     number: int
     work: tuple
     tries: int = 0
+    began: float = 0.0
+    is_ended: bool = False
 
 
 class Hub:
@@ -77,16 +85,17 @@ class Hub:
     """
 
     def __init__(self, trainers: Sequence[RunTrainer], limits: Limits):
-        self.key, self._limits = secrets.token_bytes(32), limits
-        self._listener = multiprocessing.connection.Listener(("127.0.0.1", 0), backlog=64, authkey=self.key)
-        self.address: Any = self._listener.address
+        self._limits, self._trainers = limits, len(trainers)
         self._changed = threading.Condition()
         self._visitors: set[_Visitor] = set()
         self._waiting: list[_Job] = []
+        self._trained: list[_Job] = []  # those that trainers have, from the one that began first
         self._turns = 0
         self._is_closed = False
-        self._start(self._accept)
+        self._door = Door("127.0.0.1", self._listen, "gradlab-hub")
+        self.address, self.key = self._door.address, self._door.key
         self._start(self._release_idle)
+        self._start(self._end_long_turns)
         for trainer in trainers:
             self._start(self._train, trainer)
 
@@ -97,8 +106,7 @@ class Hub:
             self._changed.notify_all()
             for visitor in self._visitors:
                 visitor.tell("closed", 0, None)
-        with contextlib.suppress(OSError):
-            socket.create_connection(self.address).close()  # ends the wait for the next visitor
+        self._door.close()
 
     @property
     def visitors(self) -> int:
@@ -113,13 +121,7 @@ class Hub:
     def _start(self, target: Callable[..., None], *arguments: Any) -> None:
         threading.Thread(target=target, args=arguments, name="gradlab-hub", daemon=True).start()
 
-    def _accept(self) -> None:
-        with self._listener:
-            while not self._is_closed:
-                with contextlib.suppress(OSError, EOFError, multiprocessing.AuthenticationError):
-                    self._start(self._listen, self._listener.accept())
-
-    def _listen(self, line: Line) -> None:
+    def _listen(self, line: Connection) -> None:
         """Hears one visitor, until its line ends."""
         visitor = _Visitor(line)
         with self._changed:
@@ -178,6 +180,8 @@ class Hub:
             job = self._waiting.pop(0)
             self._turns += 1
             job.visitor.turn, job.visitor.is_served, job.tries = self._turns, True, job.tries + 1
+            job.began = time.monotonic()
+            self._trained.append(job)
             self._tell_places()
             return job
 
@@ -189,18 +193,48 @@ class Hub:
             try:
                 trainer.train(job.work)
             except LostTrainer:
-                with self._changed:
-                    if job.tries < TRIES and job.visitor in self._visitors:
-                        self._waiting.append(job)
-                        self._tell_places()
-                        self._changed.notify_all()
-                        continue
+                if self._tries_again(job):
+                    continue
                 failed = RuntimeError("two trainers were lost, one after the other: press Run to try again")
             except Exception as error:  # the trainer continues with the next run
                 failed = error
+            with self._changed:
+                self._trained.remove(job)
             job.visitor.is_served, job.visitor.used = False, time.monotonic()
             job.visitor.tell("over", job.number, failed)
         trainer.close()
+
+    def _tries_again(self, job: _Job) -> bool:
+        """Puts a run whose trainer was lost into the queue again, unless that was its last try."""
+        with self._changed:
+            if job.tries >= TRIES or job.is_ended or job.visitor not in self._visitors:
+                return False
+            self._trained.remove(job)
+            self._waiting.append(job)
+            self._tell_places()
+            self._changed.notify_all()
+            return True
+
+    def _end_long_turns(self) -> None:
+        """Ends the run that has had its trainer for longest, if that is long and others wait.
+
+        Its lab closes the connection to the trainer, which takes the next run then.
+        """
+        with self._changed:
+            while not self._is_closed:
+                self._changed.wait(min(1.0, self._limits.turn))
+                if not self._waiting or len(self._trained) < self._trainers:
+                    continue
+                job = next((each for each in self._trained if not each.is_ended), None)
+                if job is not None and time.monotonic() - job.began > self._limits.turn:
+                    job.is_ended = True
+                    job.visitor.tell("over", job.number, ValueError(self._why_ended()))
+
+    def _why_ended(self) -> str:
+        return (
+            f"ended after {self._limits.turn:g} seconds, because others wait for a trainer. Press Run to wait for "
+            "another turn, or choose a shorter run"
+        )
 
     def _release_idle(self) -> None:
         """Tells visitors who have not used their lab for long that they are released. Their processes end then."""

@@ -1,5 +1,6 @@
 """What a visitor of a classroom may ask for. A visitor's message can hold any number, so this is checked at the hub."""
 
+import math
 from dataclasses import dataclass
 
 from gradlab import _checks
@@ -15,21 +16,25 @@ class Limits:
     Attributes:
         visitors: how many visitors there may be.
         examples: the most examples that a run may use, over all seeds.
+        microbatches: the most micro-batches of a run, over all seeds: the losses and norms of each are kept.
         seconds: the longest training time of a run, over all seeds, if its budget is a time.
+        turn: the seconds for which a run may have a trainer while others wait.
         idle: the seconds without a run after which a visitor is released.
         gone: the seconds without an answer from a visitor's page after which the visitor is released.
     """
 
     visitors: int = 30
     examples: int = 10_000_000
+    microbatches: int = 250_000
     seconds: float = 60.0
+    turn: float = 120.0
     idle: float = 1800.0
     gone: float = 45.0
 
     def __post_init__(self) -> None:
-        for name in ("visitors", "examples"):
+        for name in ("visitors", "examples", "microbatches"):
             _checks.positive_integer(name, getattr(self, name))
-        for name in ("seconds", "idle", "gone"):
+        for name in ("seconds", "turn", "idle", "gone"):
             _checks.positive_number(name, getattr(self, name))
 
     def check(self, text: str) -> Experiment:
@@ -42,21 +47,36 @@ class Limits:
             ValueError: the text is no experiment, or takes too much.
         """
         experiment = Experiment.from_json(text)
+        self._check_batch(experiment)
+        self._check_budget(experiment)
+        return experiment
+
+    def _check_batch(self, experiment: Experiment) -> None:
         seeds, batch = len(experiment.seed_numbers), experiment.effective_batch
         if seeds * batch > BATCH:
             raise ValueError(
                 f"seeds * towers * accumulation_steps * microbatch_size must be at most {BATCH} in this classroom. "
                 f"Received: {seeds} * {batch} = {seeds * batch}"
             )
-        each = experiment.examples if experiment.updates is None else experiment.updates * batch
-        if each is not None and seeds * each > self.examples:
-            raise ValueError(
-                f"a run may use at most {self.examples} examples in this classroom, over all its seeds. "
-                f"Received: {seeds} * {each} = {seeds * each}"
-            )
-        if experiment.seconds is not None and seeds * experiment.seconds > self.seconds:
-            raise ValueError(
-                f"a run may train for at most {self.seconds:g} seconds in this classroom, over all its seeds. "
-                f"Received: {seeds} * {experiment.seconds:g}"
-            )
-        return experiment
+
+    def _check_budget(self, experiment: Experiment) -> None:
+        seeds, seconds = len(experiment.seed_numbers), experiment.seconds
+        if seconds is not None:
+            if seeds * seconds > self.seconds:
+                raise ValueError(
+                    f"a run may train for at most {self.seconds:g} seconds in this classroom, over all its seeds. "
+                    f"Received: {seeds} * {seconds:g}"
+                )
+            return
+        batch, each = experiment.effective_batch, experiment.examples
+        each = experiment.updates * batch if experiment.updates is not None else each
+        assert each is not None  # an experiment has one of the three budgets
+        for unit, most, number in (
+            ("examples", self.examples, each),
+            ("micro-batches", self.microbatches, math.ceil(each / experiment.microbatch_size)),
+        ):
+            if seeds * number > most:
+                raise ValueError(
+                    f"a run may use at most {most} {unit} in this classroom, over all its seeds. "
+                    f"Received: {seeds} * {number} = {seeds * number}"
+                )

@@ -7,6 +7,7 @@ whose page is gone is ended (gradlab.lab.classroom.page_socket), and with it its
 """
 
 import argparse
+import dataclasses
 import importlib.util
 import math
 import os
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         _checks.positive_integer("trainers", asked.trainers)
         check_port(asked.port)
-        limits = Limits(asked.visitors, asked.examples, asked.seconds, asked.idle, asked.gone)
+        limits = Limits(**{each.name: getattr(asked, each.name) for each in dataclasses.fields(Limits)})
         trainers, listen = _trainers(asked)
     except (ValueError, OSError) as error:
         sys.exit(f"gradlab: {error}")
@@ -119,6 +120,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--visitors", type=int, default=Limits.visitors, help="visitors at most (default: %(default)s)")
     add("--seconds", type=float, default=Limits.seconds, help="longest training time of a run (default: %(default)g)")
     add("--examples", type=int, default=Limits.examples, help="most examples of a run (default: %(default)s)")
+    microbatches = "most micro-batches of a run (default: %(default)s)"
+    add("--microbatches", type=int, default=Limits.microbatches, help=microbatches)
+    turn = "seconds after which a run ends if others wait (default: %(default)g)"
+    add("--turn", type=float, default=Limits.turn, help=turn)
     add("--idle", type=float, default=Limits.idle, help="idle seconds before a release (default: %(default)g)")
     add("--gone", type=float, default=Limits.gone, help="seconds until a silent page is ended (default: %(default)g)")
     add("--dask", metavar="ADDRESS", help="train on the Dask cluster with this scheduler")

@@ -43,11 +43,14 @@ class Visitor:
         listen: this machine's address as trainers see it, where they send the updates.
 
     Attributes:
+        reads_ahead: labs receive a run as it is trained, also while they are paused: a trainer waits for nobody.
         on_idle: called with the seconds without a run, after which the hub releases this visitor.
 
     Raises:
         OSError: there is no hub.
     """
+
+    reads_ahead = True
 
     def __init__(self, address: tuple[str, int], key: bytes, listen: str = "127.0.0.1"):
         self.listen = listen

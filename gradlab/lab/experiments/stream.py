@@ -13,16 +13,17 @@ import concurrent.futures
 import contextlib
 import multiprocessing.connection
 import queue
-import secrets
-import socket
 import threading
 import time
 import traceback
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
+from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from gradlab import runtime
 from gradlab.lab.experiments import environment, worker
+from gradlab.lab.experiments.door import Door
 from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.experiments.jobs import check_experiment, jobs_of
 from gradlab.lab.experiments.progress import Stop, Update
@@ -101,7 +102,8 @@ class There:
     Args:
         experiment: what to train.
         stop: ends the training when it is set.
-        executor: as for `gradlab.sweep`, or a Dask client.
+        executor: as for `gradlab.sweep`, or a Dask client. If it has a true attribute `reads_ahead`, the updates are
+            received as they come, whether or not the lab is paused.
     """
 
     def __init__(self, experiment: Experiment, stop: Stop, executor: Any):
@@ -121,18 +123,18 @@ class There:
                 raise Failed(str(error), "") from error
             try:
                 for attempt in range(2):
-                    line, self.place = self._answered(calls, future), 0
-                    if line is None:
+                    answered, self.place = self._answered(calls, future), 0
+                    if answered is None:
                         return
                     self.sentence = "a worker was lost: another repeats the run, and goes on" if attempt else ""
-                    ended = yield from self._received(line)
+                    ended = yield from self._received(self._ahead(answered, future, calls.address))
                     if ended:
                         return
                 raise Failed("RuntimeError: two workers were lost, one after the other: press Run to try again", "")
             finally:
                 future.cancel()
 
-    def _answered(self, calls: "_Calls", future: Any) -> multiprocessing.connection.Connection | None:
+    def _answered(self, calls: "_Calls", future: Any) -> Connection | None:
         """The connection of a worker, as soon as one has the job; None if the run is stopped before."""
         while not self._stop.is_set():
             with contextlib.suppress(queue.Empty):
@@ -149,7 +151,18 @@ class There:
                 raise Failed(_why(future.exception(), calls.address), "")
         return None
 
-    def _received(self, line: multiprocessing.connection.Connection) -> Generator[Made, None, bool]:
+    def _ahead(self, line: Connection, future: Any, address: Any) -> "Connection | _Ahead":
+        """The connection; for an executor that wants it so, one that is read ahead of the lab."""
+        if getattr(self._executor, "reads_ahead", False):
+            return _Ahead(line, future, partial(self._refused, address))
+        return line
+
+    def _refused(self, address: Any, error: BaseException) -> "Failed":
+        """What to raise for the error of a job. The lab says it at once, also while it is paused."""
+        self.sentence = _why(error, address)
+        return Failed(self.sentence, "")
+
+    def _received(self, line: "Connection | _Ahead") -> Generator[Made, None, bool]:
         """The updates that come over a connection. Returns whether that was all, or the worker is lost."""
         number = 0
         with line, contextlib.suppress(EOFError, OSError):
@@ -194,27 +207,83 @@ class _Calls:
     """
 
     def __init__(self, host: str):
-        self.key, self.accepted = secrets.token_bytes(32), queue.Queue[multiprocessing.connection.Connection | None]()
-        self._listener = multiprocessing.connection.Listener((host, 0), authkey=self.key)
-        self.address: Any = self._listener.address
-        self._thread = threading.Thread(target=self._accept, name="gradlab-calls", daemon=True)
-        self._is_closed = False
+        self.accepted = queue.Queue[Connection | None]()
+        self._door = Door(host, self.accepted.put, "gradlab-calls")
+        self.address, self.key = self._door.address, self._door.key
 
     def __enter__(self) -> "_Calls":
-        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._is_closed = True
-        with contextlib.suppress(OSError):
-            socket.create_connection(self.address).close()  # ends the wait for the next call
-        self._thread.join(1)
+        self._door.close()
 
-    def _accept(self) -> None:
-        with self._listener:
-            while not self._is_closed:
-                with contextlib.suppress(OSError, EOFError, multiprocessing.AuthenticationError):
-                    self.accepted.put(self._listener.accept())
+
+class _Ahead:
+    """A connection that is read ahead of the lab, so that a lab that is paused or slow holds no trainer.
+
+    It has those methods of a connection that `There` uses. What is read is kept, so only an executor that limits what
+    a run may hold asks for this.
+
+    Args:
+        line: the connection.
+        future: the job. Its error ends the stream: the hub of a classroom may end a run.
+        refused: called with that error; returns what to raise.
+    """
+
+    def __init__(self, line: Connection, future: Any, refused: Callable[[BaseException], Exception]):
+        self._line, self._future, self._refused = line, future, refused
+        self._read = queue.SimpleQueue[Any]()
+        self._next: Any = None
+        self._sending, self._is_closed = threading.Lock(), False
+        threading.Thread(target=self._work, name="gradlab-ahead", daemon=True).start()
+
+    def __enter__(self) -> "_Ahead":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_closed = True  # the thread closes the connection, from which it reads
+
+    def poll(self, seconds: float) -> bool:
+        """Whether there is something to receive within this time."""
+        if self._next is None:
+            with contextlib.suppress(queue.Empty):
+                self._next = self._read.get(timeout=seconds)
+        return self._next is not None
+
+    def recv(self) -> Any:
+        """The next message, or the error that ends them."""
+        message, self._next = self._next, None
+        if isinstance(message, Exception):
+            raise message
+        return message
+
+    def send(self, word: str) -> None:
+        """Sends a word; not "more", which was sent when the message came."""
+        if word != "more":
+            self._tell(word)
+
+    def _tell(self, word: str) -> None:
+        with self._sending:
+            self._line.send(word)
+
+    def _work(self) -> None:
+        with self._line:
+            try:
+                is_over = False  # then the connection is closed, for which the trainer waits
+                while not is_over and not self._is_closed:
+                    if self._line.poll(POLL_SECONDS):
+                        is_over = self._take(self._line.recv())
+                    elif self._future.done() and (error := self._future.exception()) is not None:
+                        raise self._refused(error)
+            except Exception as error:
+                self._read.put(error)
+
+    def _take(self, message: Any) -> bool:
+        """Keeps a message. Returns whether it is the last one."""
+        self._read.put(message)
+        if message[0] == "updates":
+            self._tell("more")
+        return message[0] in ("end", "failed")
 
 
 def _why(error: BaseException | None, address: Any) -> str:
@@ -274,9 +343,7 @@ def train_and_send(address: tuple[str, int], key: bytes, experiment: str, setup:
         listening.join(GOODBYE_SECONDS)
 
 
-def _train(
-    line: multiprocessing.connection.Connection, experiment: Experiment, stop: Stop, more: threading.Semaphore
-) -> None:
+def _train(line: Connection, experiment: Experiment, stop: Stop, more: threading.Semaphore) -> None:
     check_experiment(experiment)
     source = Here(experiment, stop)
     line.send(("about", source.about))

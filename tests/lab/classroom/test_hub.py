@@ -157,6 +157,21 @@ def test_idle_visitors_are_released(classroom):
     wait_until(lambda: released.get(timeout=LIMIT) == ("waits", 0.2))
 
 
+def test_a_long_turn_ends_when_others_wait_and_only_then(classroom):
+    trainer, hub = classroom(turn=0.05)
+    one, two = visitor(hub), visitor(hub)
+    first = begin(one, "one")
+    assert not concurrent.futures.wait([first], timeout=1).done  # nobody waits
+    second = ask(two, "two")
+    with pytest.raises(ValueError, match="^ended after 0.05 seconds, because others wait for a trainer. Press Run"):
+        first.result(timeout=LIMIT)
+    trainer.go.put("lost")  # a run that has ended is not tried again
+    wait_until(lambda: second.place == 0)
+    trainer.go.put("over")
+    assert second.result(timeout=LIMIT) is None
+    assert [trainer.begun.get(timeout=LIMIT) for _ in range(2)] == ["one", "two"] and trainer.begun.empty()
+
+
 def test_a_run_without_a_trainer_fails_and_the_next_one_does_not(classroom):
     trainer, hub = classroom()
     someone = visitor(hub)
@@ -197,6 +212,11 @@ TOO_MUCH = {
         dict(updates=None, examples=10**7, seeds=20),
         "a run may use at most 10000000 examples in this classroom, over all its seeds. Received: 20 * 10000000 = "
         "200000000",
+    ),
+    "micro-batches": (
+        dict(updates=10**7, microbatch_size=1, accumulation_steps=1),
+        "a run may use at most 250000 micro-batches in this classroom, over all its seeds. Received: 1 * 10000000 = "
+        "10000000",
     ),
     "seconds": (
         dict(updates=None, seconds=61),
