@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from gradlab._batches import map_tensors, tensors_of
+from gradlab._batches import map_tensors, rows_of, tensors_of
 
 
 class DatasetWindows(Iterator):
@@ -31,7 +31,7 @@ class DatasetWindows(Iterator):
         self._batches, self._kept = _epoch(dataset, epoch, examples), None
 
     def __next__(self) -> tuple:
-        """The next window: a nest (x, y, sample_weight) of NumPy arrays."""
+        """The next window: a nest (x, y, sample_weight) of NumPy arrays, ragged and sparse tensors."""
         size = self._size()
         window = self._take(size)
         if window is None and self.examples:
@@ -50,10 +50,10 @@ class DatasetWindows(Iterator):
             batch = next(self._batches, None)
             if batch is None:
                 break
-            window = batch if window is None else map_tensors(lambda *arrays: np.concatenate(arrays), window, batch)
+            window = batch if window is None else map_tensors(_joined, window, batch)
         if window is not None and size is not None and _length(window) > size:
-            self._kept = map_tensors(lambda array: array[size:], window)
-            window = map_tensors(lambda array: array[:size], window)
+            self._kept = _rows(window, size, _length(window))
+            window = _rows(window, 0, size)
         return window
 
 
@@ -63,13 +63,27 @@ def _epoch(dataset: Any, epoch: int, skip: int) -> Iterator:
     """The batches of an epoch, without its first examples."""
     for batch in dataset(epoch) if callable(dataset) else dataset:
         batch = map_tensors(_as_array, keras.utils.unpack_x_y_sample_weight(batch))
-        left, skip = _length(batch) - skip, max(0, skip - _length(batch))
-        if left > 0:
-            yield map_tensors(lambda array, left=left: array[-left:], batch)
+        length = _length(batch)
+        if length > skip:
+            yield _rows(batch, skip, length) if skip else batch
+        skip = max(0, skip - length)
 
 
 def _as_array(part: Any) -> Any:
-    return part if isinstance(part, tf.RaggedTensor) else np.asarray(part)
+    return part if isinstance(part, (tf.RaggedTensor, tf.SparseTensor)) else np.asarray(part)
+
+
+def _rows(batch: Any, start: int, stop: int) -> Any:
+    return map_tensors(lambda array: rows_of(array, slice(start, stop)), batch)
+
+
+def _joined(one: Any, other: Any) -> Any:
+    """The examples of both, one after the other."""
+    if isinstance(one, tf.SparseTensor):
+        return tf.sparse.concat(0, [one, other])
+    if isinstance(one, tf.RaggedTensor):
+        return tf.concat([one, other], 0)
+    return np.concatenate([one, other])
 
 
 def _length(batch: Any) -> int:

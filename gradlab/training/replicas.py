@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from gradlab._batches import examples_of, map_tensors, tensors_of
+from gradlab._batches import examples_of, map_tensors, rows_of, tensors_of
 from gradlab.training import _keras_internals as internals
 
 
@@ -24,7 +24,7 @@ def rows_of_replica(window: Any, replicas: tf.Tensor) -> Any:
     index = tf.distribute.get_replica_context().replica_id_in_sync_group % replicas
     examples = examples_of(window)
     rows = slice(examples * index // replicas, examples * (index + 1) // replicas)
-    return map_tensors(lambda tensor: tensor[rows], window)
+    return map_tensors(lambda tensor: rows_of(tensor, rows), window)
 
 
 def sum_over_replicas(tensors: Any) -> Any:
@@ -71,7 +71,7 @@ def apply_gradients(optimizer: Any, gradients: list, variables: list, only_if: t
     """
     context = tf.distribute.get_replica_context()
     replicas = context.num_replicas_in_sync
-    if replicas > 1:
+    if tf.distribute.has_strategy():
         internals.take_gradients_as_summed(optimizer)
     if only_if is None:
         optimizer.apply(gradients, variables)

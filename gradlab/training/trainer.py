@@ -1,7 +1,8 @@
 """Trainer: a training loop over whole windows for any tf.distribute strategy, which resumes exactly after a kill."""
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -12,14 +13,17 @@ import tensorflow as tf
 from gradlab import _checks
 from gradlab._batches import as_tensor, equal_nests, examples_of, map_tensors, rows_of, spec_of, tensors_of
 from gradlab.training.auto_size import AutoSize, check_trainer, checked_size
-from gradlab.training.checkpoint import Checkpoints
+from gradlab.training.checkpoint import Checkpoints, Position
 from gradlab.training.clipping import clip_adaptively
 from gradlab.training.dataset_windows import DatasetWindows
 from gradlab.training.given import is_given, specs_of_microbatch, uncut, weighted
-from gradlab.training.input_checks import check_lengths, check_model, one_sentence_errors
+from gradlab.training.input_checks import check_batch_losses, check_lengths, check_model, one_sentence_errors
 from gradlab.training.objective import Objective
-from gradlab.training.replicas import is_chief, replicas_here, rows_of_replica
+from gradlab.training.replicas import is_chief, over_workers, replicas_here, rows_of_replica
+from gradlab.training.settings import learning_rate_variable, settings_of
 from gradlab.training.step import Step
+from gradlab.training.stopping import StopSignals
+from gradlab.training.trainer_checks import check_dataset, check_options, checked_weights
 from gradlab.training.update import Outcome, WindowUpdate
 
 
@@ -53,6 +57,7 @@ class Trainer:
         in_flight: the number of micro-batches that are computed at once, or "auto", as in `gradlab.microbatched`.
         jit_compile: compile each micro-batch's forward and backward pass with XLA.
         memory: for "auto", the bytes that the training may take, as in `gradlab.microbatched`.
+        batch_losses: what losses are that give one number for a batch, as in `gradlab.microbatched`.
 
     Raises:
         ValueError: an argument out of range, or a model that is not built or not created in the strategy's scope.
@@ -82,8 +87,10 @@ class Trainer:
         in_flight: int | str = "auto",
         jit_compile: bool = False,
         memory: float | None = None,
+        batch_losses: str | dict[str, str] | None = None,
     ):
         microbatch_size = checked_size(microbatch_size, memory)
+        check_options(loss_weights, skip_nonfinite, accumulator_dtype, jit_compile)
         if in_flight != "auto":
             _checks.positive_integer("in_flight", in_flight, otherwise='"auto" or ')
         if adaptive_clipping is not None:
@@ -93,13 +100,33 @@ class Trainer:
         check_model(model, self.optimizer, self.strategy, skip_nonfinite)
         with self.strategy.scope():
             if not self.optimizer.built:
-                self.optimizer.build(model.trainable_variables)
+                self.optimizer.build(model.trainable_weights)
         self._auto = AutoSize(memory) if microbatch_size == "auto" else None
         check_trainer(microbatch_size, accumulation)
         self._size: Any = microbatch_size if self._auto is None else self._auto.variable
-        self._accumulation, self._weight_fn = accumulation, weight_fn
+        self._accumulation = accumulation
+        self._weight_fn = None if weight_fn is None else checked_weights(weight_fn)
+        # What changes the results, for the checkpoints. A size that is chosen may change from run to run.
+        self._settings = {
+            "loss": loss,
+            "loss_weights": loss_weights,
+            **({} if self._auto is not None else {"microbatch_size": microbatch_size}),
+            "replicas": self.strategy.num_replicas_in_sync,
+            "accumulation": accumulation,
+            "skip_nonfinite": bool(skip_nonfinite),
+            "accumulator_dtype": None if accumulator_dtype is None else tf.as_dtype(accumulator_dtype),
+            "weight_fn": weight_fn,
+            "adaptive_clipping": adaptive_clipping,
+        }
 
-        objective = Objective(loss, loss_weights, getattr(model, "output_names", None), by_weight=weight_fn is not None)
+        check_batch_losses(batch_losses)
+        objective = Objective(
+            loss,
+            loss_weights,
+            getattr(model, "output_names", None),
+            by_weight=weight_fn is not None,
+            batch_losses=batch_losses,
+        )
         self._update = WindowUpdate(
             model,
             self.optimizer,
@@ -164,24 +191,37 @@ class Trainer:
         *,
         checkpoint_dir: str | os.PathLike | None = None,
         checkpoint_every: int = 100,
+        allow_changes: bool = False,
         on_update: Callable[[Step], None] | None = None,
         verbose: bool = True,
     ) -> list[Step]:
         """Trains on windows from a dataset, and continues where an earlier run was stopped or killed.
 
-        With checkpoint_dir, the state is saved every checkpoint_every windows and at the end: the variables of the
-        model and the optimizer, and the position in the dataset. A run that finds such a state continues from it. It
-        ends with the same bits as a run that was never interrupted, provided that the dataset yields the same examples
-        in the same order again. With microbatch_size="auto" a run that continues chooses again: give it the number that
-        was chosen to get the same bits.
+        With checkpoint_dir, the state is saved before the first update, every checkpoint_every windows, and at the end:
+        the variables of the model and the optimizer, and the position in the dataset. A run that finds such a state
+        continues from it. It ends with the same bits as a run that was never interrupted, provided that the dataset
+        yields the same examples in the same order again. With microbatch_size="auto" a run that continues chooses
+        again: give it the number that was chosen to get the same bits.
+
+        A checkpoint also contains the settings of the run: the classes and shapes of the model, the optimizer with its
+        settings, the loss, the arguments of this class, the seed of `gradlab.setup`, and the number of batches of the
+        dataset, as far as they are known. A run with other settings does not continue from it.
+
+        With checkpoint_dir, the signals SIGTERM and SIGUSR1, which schedulers send before they take a machine, end the
+        process after the current update: a last checkpoint is saved, and SystemExit is raised with the status 128 plus
+        the signal's number. This holds in the main thread, and unless the program handles the signal itself.
 
         Args:
             dataset: batches (x, y) or (x, y, sample_weight): a tf.data.Dataset, which is iterated once per epoch, or a
                 function (epoch) -> an iterable of batches, which can reach a late epoch without the epochs before it.
-                With several workers, each passes the same dataset and takes its share of each window.
+                Other objects that can be iterated again and again, such as a list, work too; an iterator does not. With
+                several workers, each passes the same dataset and takes its share of each window.
             updates: the total number of windows to train on, including those before a resumption.
-            checkpoint_dir: the directory of the checkpoints. None: no checkpoints.
+            checkpoint_dir: the directory of the checkpoints, which only one run may use at a time. None: no
+                checkpoints.
             checkpoint_every: the number of windows between checkpoints.
+            allow_changes: continue from a checkpoint of a run with other settings. Those of this run are used, its
+                learning rate included. The classes of the model and the optimizer must be the same.
             on_update: a function that is called with each `Step`.
             verbose: whether to show a progress bar.
 
@@ -189,19 +229,72 @@ class Trainer:
             The steps of this call: a list of `Step`.
 
         Raises:
-            ValueError: an argument out of range, a dataset without examples, or checkpoints of a different model.
+            ValueError: an argument out of range, a dataset without examples, checkpoints of a different run, or a
+                checkpoint_dir in which no files can be written or that another process uses.
+            OSError: a later checkpoint cannot be written. The last complete one is still there.
+            SystemExit: the process received a signal to end.
         """
         _checks.positive_integer("updates", updates)
         _checks.positive_integer("checkpoint_every", checkpoint_every)
-        checkpoints, position = None, (0, 0, 0)
-        if checkpoint_dir is not None:
-            variables = [*self.model.variables, *self.optimizer.variables]
-            checkpoints = Checkpoints(checkpoint_dir, variables, is_chief(self.strategy))
-            position = checkpoints.restore()
-        done, epoch, examples = position
+        _checks.boolean("allow_changes", allow_changes)
+        check_dataset(dataset)
+        if checkpoint_dir is None:
+            return self._train(dataset, updates, Position(), lambda position: 0, on_update, verbose)
+        checkpoints = Checkpoints(
+            checkpoint_dir,
+            [*self.model.variables, *self.optimizer.variables],
+            settings_of(self.model, self.optimizer, dataset, **self._settings),
+            learning_rate_variable(self.optimizer),
+            writes=is_chief(self.strategy),
+        )
+        with self._opened(checkpoints, allow_changes) as position, StopSignals(self.strategy) as signals:
+
+            def after_window(position):
+                stopped_by = signals.received()
+                if stopped_by or position.windows % checkpoint_every == 0 or position.windows == updates:
+                    checkpoints.save(position)
+                return stopped_by
+
+            return self._train(dataset, updates, position, after_window, on_update, verbose)
+
+    @contextlib.contextmanager
+    def _opened(self, checkpoints: Checkpoints, allow_changes: bool) -> Iterator[Position]:
+        """The checkpoints, ready to save, and the position from which to continue. All workers must agree on it."""
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(checkpoints)
+                position = checkpoints.begin(allow_changes)
+            except BaseException:
+                over_workers(self.strategy, [-1])  # the other workers wait for an answer
+                raise
+            found = over_workers(self.strategy, [position.windows])
+            if (found != position.windows).any():
+                raise ValueError(
+                    "checkpoint_dir must be a directory that all workers can use, with the same checkpoints. "
+                    f"Received: {checkpoints.directory}, with checkpoints after {sorted(found.ravel().tolist())} "
+                    "windows, where -1 stands for an error"
+                )
+            yield position
+
+    def _train(
+        self,
+        dataset: Any,
+        updates: int,
+        position: Position,
+        after_window: Callable[[Position], int],
+        on_update: Callable[[Step], None] | None,
+        verbose: bool,
+    ) -> list[Step]:
+        """Trains from a position on.
+
+        Args:
+            after_window: a function that is called with the position after each window, and returns the number of the
+                signal that ends the training then, or 0.
+        """
         bar = keras.utils.Progbar(updates, unit_name="update") if verbose and is_chief(self.strategy) else None
         steps = []
-        windows = DatasetWindows(dataset, self._window_size, epoch, examples)
+        done = position.windows
+        windows = DatasetWindows(dataset, self._window_size, position.epoch, position.examples)
         is_said = self.in_flight is not None and (self._auto is None or self._auto.chosen is not None)
         while done < updates:
             with one_sentence_errors():
@@ -209,8 +302,7 @@ class Trainer:
             step = self._step(window, self.strategy.num_replicas_in_sync)
             done += 1
             steps.append(step)
-            if checkpoints is not None and (done % checkpoint_every == 0 or done == updates):
-                checkpoints.save(done, windows.epoch, windows.examples)
+            stopped_by = after_window(Position(done, windows.epoch, windows.examples))
             if bar is not None:
                 if not is_said:
                     print(self.microbatch_choice or self._update.in_flight)
@@ -218,6 +310,8 @@ class Trainer:
                 bar.update(done, [("loss", step.loss)] if step.applied else [])
             if on_update is not None:
                 on_update(step)
+            if stopped_by:
+                raise SystemExit(128 + stopped_by)
         return steps
 
     def _window_size(self) -> int | None:
@@ -271,7 +365,6 @@ class Trainer:
                 # A window that is cut and one that is not have nothing in common.
                 pairs = zip(specs, self._specs)
                 specs = [spec.most_specific_common_supertype([known]) or spec for spec, known in pairs]
-            self._structure, self._specs = structure, specs
 
             def packed(tensors):
                 rest = iter(tensors)
@@ -285,8 +378,9 @@ class Trainer:
                 of_weighted = tf.function(partial(weighted, self._weight_fn), autograph=False)
                 self._update.prepare(of_weighted.get_concrete_function(of_microbatch).structured_outputs[0])
             signature = [specs, tf.TensorSpec([], tf.int32)]
-            compiled = tf.function(run, input_signature=signature, autograph=False)
-            self._compiled = compiled.get_concrete_function()
+            compiled = tf.function(run, input_signature=signature, autograph=False).get_concrete_function()
+            # Only now: a window that cannot be compiled must not change anything for those after it.
+            self._structure, self._specs, self._compiled = structure, specs, compiled
         return self._compiled
 
     def _fits(self, specs: list) -> bool:

@@ -2,6 +2,8 @@
 
 import functools
 import itertools
+import math
+import re
 
 import keras
 import large_batch
@@ -323,22 +325,142 @@ def test_a_finished_run_is_not_run_again(tmp_path):
     np.testing.assert_array_equal(first.model.get_weights()[0], second.model.get_weights()[0])
 
 
-def test_a_checkpoint_that_was_not_finished_does_not_count(tmp_path):
-    """What a process leaves that is killed while it writes: files, but no word that they are the latest."""
-    data = tf.data.Dataset.from_tensor_slices(large_batch.data("dense", 8)).batch(8)
-    dropped().fit(data, 2, checkpoint_dir=tmp_path, verbose=False)
-    for name in ("ckpt-3.index", "ckpt-3.data-00000-of-00001", "checkpoint.tmp123"):
-        (tmp_path / name).write_bytes(b"half")
-    resumed = dropped()
-    assert [step.update for step in resumed.fit(data, 3, checkpoint_dir=tmp_path, verbose=False)] == [3]
-    assert [step.update for step in dropped().fit(data, 4, checkpoint_dir=tmp_path, verbose=False)] == [4]
-
-
 def test_windows_hold_every_example_once_an_epoch():
     batches = [(np.arange(start, start + n),) for start, n in ((0, 3), (3, 5), (8, 1))]
     sizes = iter([4, 2, 7, 5])
     windows = DatasetWindows(lambda epoch: batches, lambda: next(sizes))
     assert [next(windows)[0].tolist() for _ in range(4)] == [[0, 1, 2, 3], [4, 5], [6, 7, 8], [0, 1, 2, 3, 4]]
+
+
+def windows_of(array, sizes, batch=3, skip=0):
+    """Windows of a dataset of sparse or ragged tensors, as NumPy arrays."""
+    sizes = iter(sizes)
+    data = tf.data.Dataset.from_tensor_slices((array, np.arange(8))).batch(batch)
+    windows = DatasetWindows(data, lambda: next(sizes), 0, skip)
+    found = [next(windows) for _ in range(3)]
+    as_dense = (
+        tf.sparse.to_dense if isinstance(array, tf.SparseTensor) else lambda part: part.to_tensor(shape=[None, 4])
+    )
+    return [(as_dense(x).numpy(), y) for x, y, _ in found]
+
+
+@pytest.mark.parametrize("kind", ["sparse", "ragged"])
+@pytest.mark.parametrize("skip", [0, 2])
+def test_windows_of_sparse_and_ragged_tensors(kind, skip):
+    """They are cut and put together as dense ones are, from any position on."""
+    dense = np.triu(np.ones([8, 4], "float32")).T.reshape(8, 4)
+    dense = np.array([[1.0] * n + [0.0] * (4 - n) for n in (1, 4, 2, 0, 3, 3, 1, 4)], "float32")
+    tensor = tf.sparse.from_dense(dense) if kind == "sparse" else tf.RaggedTensor.from_tensor(dense, padding=0.0)
+    sizes = [4 - skip, 1, 5]
+    for (x, y), rows_ in zip(windows_of(tensor, sizes, skip=skip), ([skip, 4], [4, 5], [5, 8])):
+        np.testing.assert_array_equal(x, dense[slice(*rows_)])
+        np.testing.assert_array_equal(y, np.arange(*rows_))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("accumulation", [None, lambda update: 2])
+def test_fit_takes_sparse_tensors(accumulation, replicas, two_devices):
+    """A dense model of the same weights makes the same updates."""
+    dense = np.random.default_rng(0).integers(0, 2, (13, 4)).astype("float32")
+    targets = np.random.default_rng(1).normal(size=(13, 1)).astype("float32")
+    strategy = two_devices if replicas == 2 else tf.distribute.get_strategy()
+    weights = []
+    for x in (dense, tf.sparse.from_dense(dense)):
+        keras.utils.set_random_seed(0)
+        with strategy.scope():
+            model = keras.Sequential([keras.Input([4], sparse=x is not dense), keras.layers.Dense(1)])
+            optimizer = keras.optimizers.SGD(0.1)
+        trainer = gradlab.Trainer(model, optimizer, "mse", 2, strategy, accumulation=accumulation)
+        steps = trainer.fit(tf.data.Dataset.from_tensor_slices((x, targets)).batch(5), 5, verbose=False)
+        weights.append([np.concatenate([step.losses for step in steps]), *model.get_weights()])
+    for one, other in zip(*weights):
+        np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)
+
+
+SPOILING = {
+    "weights of a wrong shape": lambda x, y: (x, y, np.ones([16, 3])),
+    "inputs of a wrong shape": lambda x, y: (np.ones([16, 5], "float32"), y),
+    "targets of another structure": lambda x, y: (x, {"a": y, "b": y}),
+    "targets of a wrong type": lambda x, y: (x, np.array([["text"]] * 16)),
+}
+
+
+@pytest.mark.parametrize("case", SPOILING)
+@pytest.mark.parametrize("first", [True, False])
+def test_a_window_that_cannot_be_compiled_changes_nothing_for_those_after_it(case, first):
+    x, y = np.random.default_rng(0).normal(size=(16, 4)).astype("float32"), np.ones([16, 1], "float32")
+    found = []
+    for spoiled in (False, True):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
+        trainer = gradlab.Trainer(model, keras.optimizers.SGD(0.1), "mse", 4)
+        losses = [] if first else [trainer.step(x, y).loss]
+        if spoiled:
+            with pytest.raises(Exception, match="."):
+                trainer.step(*SPOILING[case](x, y))
+        losses += [trainer.step(x, y).loss, trainer.step(x, y, np.arange(16.0)).loss, trainer.step(x, y).loss]
+        found.append([*losses, *model.get_weights()])
+    for one, other in zip(*found):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("place", ["loss", "weight_fn"])
+def test_ctrl_c_while_a_step_is_compiled_can_be_followed_by_the_same_step(place):
+    x, y = np.random.default_rng(0).normal(size=(16, 4)).astype("float32"), np.ones([16, 1], "float32")
+    pressed = []
+
+    def press(here):
+        if here == place and len(pressed) < 3:
+            pressed.append(here)
+            raise KeyboardInterrupt
+
+    def loss(y, y_pred):
+        press("loss")
+        return (y - y_pred) ** 2
+
+    def weight_fn(x, y):
+        press("weight_fn")
+        return tf.ones_like(y)[:, 0]
+
+    trainer = gradlab.Trainer(model_of(keras.layers.Dense(1)), "sgd", loss, 4, weight_fn=weight_fn)
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            trainer.step(x, y)
+    assert [trainer.step(x, y).update, trainer.step(x[:7], y[:7]).update] == [1, 2]
+
+
+@pytest.mark.parametrize("size", [2, "auto"])
+@pytest.mark.parametrize(
+    ("weights", "shown"),
+    [([1.0, np.nan, 1, 1], "nan"), ([1.0, -1.0, 1, -1], "-1.*"), ([1.0, np.inf, 1, 1], "inf"), ([3, -2, 1, 1], "-2.*")],
+)
+def test_weights_that_are_negative_or_not_finite_are_refused(weights, shown, size):
+    """1 and -1 add up to 0: the loss would be 0, and the update would be applied."""
+    model = model_of(keras.layers.Dense(1))
+    trainer = gradlab.Trainer(
+        model, keras.optimizers.SGD(0.1), "mse", size, weight_fn=lambda x, y: tf.constant(weights)
+    )
+    before = model.get_weights()
+    rule = "weight_fn must return weights that are finite and 0 or more. Received:"
+    with pytest.raises(ValueError, match=f"^{rule} {shown}$"):
+        trainer.step(np.ones([4, 4], "float32"), np.ones([4, 1], "float32"))
+    assert trainer.updates == 0
+    for one, other in zip(model.get_weights(), before):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("weights", "right"), [([True, False, True, True], [1, 0, 1, 1]), ([3, 0, 2, 1], [3, 0, 2, 1])]
+)
+def test_weights_may_be_booleans_and_integers(weights, right):
+    x, y = np.random.default_rng(0).normal(size=(4, 4)).astype("float32"), np.ones([4, 1], "float32")
+    losses = []
+    for given in (weights, np.array(right, "float32")):
+        keras.utils.set_random_seed(0)
+        model = model_of(keras.layers.Dense(1))
+        weight_fn = lambda x, y, given=given: tf.constant(given)  # noqa: E731
+        losses.append(gradlab.Trainer(model, keras.optimizers.SGD(0.1), "mse", 4, weight_fn=weight_fn).step(x, y).loss)
+    assert losses[0] == losses[1]
 
 
 def test_texts_of_other_lengths_leave_the_length_open():
@@ -423,6 +545,46 @@ REFUSED = {
     "accumulated twice": (
         lambda: gradlab.Trainer(ONE, keras.optimizers.SGD(gradient_accumulation_steps=4), "mse", 3),
         "gradient_accumulation_steps must be None: microbatch_size does its work. Received: 4",
+    ),
+    **{
+        f"{name}={value!r}": (
+            lambda name=name, value=value: trainer_for("shared", 3, options={name: value}),
+            rf"{name} must be {rule}\. Received: {re.escape(repr(value))}",
+        )
+        for name, rule, values in [
+            ("skip_nonfinite", "True or False", ["no", 1, None]),
+            ("jit_compile", "True or False", [5, "auto", None]),
+            ("accumulator_dtype", "None or a floating-point type, such as float32", [[], "", "int32", "nonsense", 7]),
+            ("loss_weights", "finite numbers", [math.nan, math.inf, "1", True]),
+            ("in_flight", "at most 2147483647", [10**30]),
+        ]
+        for value in values
+    },
+    "one of several loss weights": (
+        lambda: trainer_for("shared", 3, options={"loss_weights": {"a": 1, "b": [2, math.nan]}}),
+        "loss_weights must be finite numbers. Received: nan",
+    ),
+    "large size": (
+        lambda: trainer_for("shared", 10**30), "microbatch_size must be at most 2147483647. Received: 1" + "0" * 30,
+    ),
+    "weight_fn": (
+        lambda: trainer_for("shared", 3, options={"weight_fn": 3}),
+        r"weight_fn must be a function \(x, y\) -> weights, or None. Received: 3",
+    ),
+    "allow_changes": (
+        lambda: trainer_for("shared", 3).fit([(X, Y)], 1, allow_changes="yes"),
+        "allow_changes must be True or False. Received: 'yes'",
+    ),
+    "generator": (
+        lambda: trainer_for("shared", 3).fit((batch for batch in [(X, Y)]), 1),
+        "dataset must be .* iterated again for each epoch. Received: a generator, which yields its batches only once",
+    ),
+    "iterator of a dataset": (
+        lambda: trainer_for("shared", 3).fit(iter(tf.data.Dataset.from_tensors((X, Y))), 1),
+        r"dataset must be .* for each epoch. Received: a \w*Iterator, which yields its batches only once",
+    ),
+    "not a dataset": (
+        lambda: trainer_for("shared", 3).fit(3, 1), "dataset must be .* for each epoch. Received: 3",
     ),
     "several divisors and skip": (
         lambda: trainer_for("masked_and_whole", 3, options={"skip_nonfinite": True}).step(*TEXTS),

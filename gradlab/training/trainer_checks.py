@@ -1,0 +1,58 @@
+"""Checks of the arguments of `Trainer` alone, before any work starts."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from gradlab import _checks
+
+
+def check_options(loss_weights: Any, skip_nonfinite: Any, accumulator_dtype: Any, jit_compile: Any) -> None:
+    """Raises ValueError for options of a `Trainer` that are out of range."""
+    _checks.finite_numbers("loss_weights", loss_weights)
+    _checks.boolean("skip_nonfinite", skip_nonfinite)
+    _checks.floating_dtype("accumulator_dtype", accumulator_dtype)
+    _checks.boolean("jit_compile", jit_compile)
+
+
+def check_dataset(dataset: Any) -> None:
+    """Raises ValueError unless `Trainer.fit` can iterate over the dataset once per epoch."""
+    rule = (
+        "dataset must be a tf.data.Dataset, a function (epoch) -> an iterable of batches, or another object that can "
+        "be iterated again for each epoch"
+    )
+    if callable(dataset) or isinstance(dataset, tf.data.Dataset):
+        return
+    if isinstance(dataset, Iterator):
+        raise ValueError(f"{rule}. Received: a {type(dataset).__name__}, which yields its batches only once")
+    if isinstance(dataset, str) or not (hasattr(dataset, "__iter__") or hasattr(dataset, "__getitem__")):
+        raise ValueError(f"{rule}. Received: {dataset!r}")
+
+
+def checked_weights(weight_fn: Callable) -> Callable:
+    """The function (x, y) -> weights, which checks these before they are used.
+
+    Raises:
+        ValueError: weight_fn is not a function. When it is called eagerly: some weight is negative or not finite.
+        tf.errors.InvalidArgumentError: the same, in a compiled function.
+    """
+    if not callable(weight_fn):
+        raise ValueError(f"weight_fn must be a function (x, y) -> weights, or None. Received: {weight_fn!r}")
+    rule = "weight_fn must return weights that are finite and 0 or more. Received:"
+
+    def checked(x, y):
+        weights = tf.convert_to_tensor(weight_fn(x, y))
+        if not (weights.dtype.is_floating or weights.dtype.is_integer or weights.dtype.is_bool):
+            raise ValueError(f"{rule} weights of type {weights.dtype.name}")
+        if not weights.dtype.is_floating:
+            weights = tf.cast(weights, keras.config.floatx())
+        wrong = tf.boolean_mask(weights, ~(tf.math.is_finite(weights) & (weights >= 0)))[:1]
+        if tf.executing_eagerly() and len(wrong):
+            raise ValueError(f"{rule} {float(wrong[0])}")
+        check = tf.debugging.Assert(tf.equal(tf.size(wrong), 0), [rule, wrong])
+        with tf.control_dependencies([] if check is None else [check]):
+            return tf.identity(weights)
+
+    return checked
