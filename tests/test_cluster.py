@@ -101,6 +101,15 @@ def test_a_job_whose_worker_was_killed_resumes_and_ends_with_the_same_bits(tmp_p
         np.testing.assert_array_equal(one, other)
 
 
+def test_a_signal_to_one_worker_stops_all_after_the_same_update(tmp_path):
+    (tmp_path / "stop").touch()
+    output = run("fit", tmp_path, 2, expected=128 + signal.SIGTERM)
+    assert "updates:" not in output
+    checkpoints = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert checkpoints == ["checkpoint-3.npz", "checkpoint-5.npz", "lock"]
+    assert run("fit", tmp_path, 2).count("updates: [6, 7, 8]") == 2
+
+
 def test_the_fit_of_keras_is_refused_on_several_workers(tmp_path):
     output = run("keras", tmp_path, 2, expected=1)
     assert "ValueError: Keras' fit works on one machine: train on several workers with gradlab.Trainer. Rec" in output

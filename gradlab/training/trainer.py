@@ -253,6 +253,8 @@ class Trainer:
                 stopped_by = signals.received()
                 if stopped_by or position.windows % checkpoint_every == 0 or position.windows == updates:
                     checkpoints.save(position)
+                if stopped_by:
+                    signals.received()  # with several workers, none ends before the checkpoint is written
                 return stopped_by
 
             return self._train(dataset, updates, position, after_window, on_update, verbose)

@@ -99,6 +99,9 @@ else:
         if (out / "die").exists() and worker == 1 and step.update == 5:
             (out / "die").unlink()
             os.kill(os.getpid(), signal.SIGKILL)  # in the middle of the second epoch, two updates after a checkpoint
+        if (out / "stop").exists() and worker == 1 and step.update == 4:
+            (out / "stop").unlink()
+            os.kill(os.getpid(), signal.SIGTERM)
         if mode == "wait":
             (out / f"pid{worker}").write_text(str(os.getpid()))
             signal.pause()  # until the test ends this process
