@@ -17,7 +17,8 @@ def audit_named(adapter: str, supports: str | None = None) -> Audit:
         supports: the features of the loop, with commas between, or None, as for `audit`.
 
     Raises:
-        ValueError: the name is wrong, or the loop raises an error: it could not be audited.
+        ValueError: the name is wrong, or the loop or its module raises an error or ends the process: it could not be
+            audited.
     """
     module, _, name = adapter.partition(":")
     if not module or not name:
@@ -27,6 +28,11 @@ def audit_named(adapter: str, supports: str | None = None) -> Audit:
         with contextlib.redirect_stdout(sys.stderr):  # whatever the loop prints
             train = getattr(importlib.import_module(module), name)
             return audit(train, tuple(supports.split(",")) if supports else None)
+    except SystemExit as error:  # a script that trains and exits when it is imported
+        raise ValueError(
+            f"{adapter} could not be audited. Its module must be importable, not end the process, which would end the "
+            f"audit before it is complete. Received: SystemExit({error.code!r})"
+        ) from error
     except Exception as error:  # whatever the loop or its imports raise
         what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         if isinstance(error, ModuleNotFoundError) and not f"{module}.".startswith(f"{error.name}."):

@@ -35,7 +35,8 @@ def audit(train: Callable[[Problem], list], supports: Collection[str] | None = N
         An `Audit`: `clean`, `findings`, `skipped` and `notes`. In a notebook it is shown as a table.
 
     Raises:
-        ValueError: an unknown feature, weights that are not those of the problem, or no probe that the loop trains.
+        ValueError: an unknown feature, weights that are not those of the problem, a loop that ends the process, or no
+            probe that the loop trains.
 
     Example:
         >>> def train(problem):
@@ -95,9 +96,13 @@ class _Examination:
             found = weights_of(self._train, probe)
         except NotImplementedError as error:
             self._skipped[probe.name] = str(error) or "the adapter does not train it"
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if not has_nan:  # the other probes ran, so here the loop stumbled over the NaN
-                error.add_note(f'The audit was running the probe "{probe.name}".')
+                note = f'The audit was running the probe "{probe.name}".'
+                if isinstance(error, SystemExit):
+                    rule = "train must return, not end the process, which would end the audit before it is complete"
+                    raise ValueError(f"{rule}. {note} Received: SystemExit({error.code!r})") from error
+                error.add_note(note)
                 raise
             self._notes.append(f"A NaN in a micro-batch raises {type(error).__name__}.")
         else:

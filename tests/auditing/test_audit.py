@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import sys
 
 import numpy as np
 import pytest
@@ -289,6 +290,7 @@ def test_what_a_loop_does_not_support_is_skipped_and_said():
     [
         ("spreads", "A NaN in a micro-batch reaches the weights, as it does with the large batch."),
         ("raises", "A NaN in a micro-batch raises FloatingPointError."),
+        ("exits", "A NaN in a micro-batch raises SystemExit."),
     ],
 )
 def test_what_a_loop_does_with_a_nan_is_a_note(policy, note):
@@ -297,6 +299,8 @@ def test_what_a_loop_does_with_a_nan_is_a_note(policy, note):
             return planted()(problem)
         if policy == "raises":
             raise FloatingPointError("the loss is NaN")
+        if policy == "exits":
+            sys.exit(1)
         history = planted()(problem)
         return history[:1] + [{name: value * np.nan for name, value in each.items()} for each in history[1:]]
 
@@ -315,6 +319,21 @@ def test_an_error_of_the_loop_names_the_probe():
     with pytest.raises(KeyError) as caught:
         gradlab.audit(train)
     assert caught.value.__notes__ == ['The audit was running the probe "Adam".']
+
+
+@pytest.mark.parametrize("code", [0, None, 3, "stopped"])
+def test_a_loop_that_ends_the_process_is_not_clean(code):
+    def train(problem):
+        if problem.optimizer == "adam":
+            raise SystemExit(code)
+        return planted()(problem)
+
+    sentence = (
+        "train must return, not end the process, which would end the audit before it is complete. The audit was running "
+        f'the probe "Adam". Received: SystemExit\\({code!r}\\)'
+    )
+    with pytest.raises(ValueError, match=f"^{sentence}$"):
+        gradlab.audit(train)
 
 
 def refuses(problem):

@@ -102,10 +102,12 @@ def folder(tmp_path, monkeypatch):
     for name, factor in {"right_loop": "", "wrong_loop": "* len(window)", "failing_loop": "/ 0"}.items():
         (tmp_path / f"{name}.py").write_text(LOOP.replace("FACTOR", factor))
     (tmp_path / "needing_loop.py").write_text("import no_such_framework.models")
+    (tmp_path / "ending_loop.py").write_text("import sys\n\ndef train(problem):\n    sys.exit(0)\n")
+    (tmp_path / "ending_script.py").write_text("import sys\n\nsys.exit(0)\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield tmp_path
-    for name in ("right_loop", "wrong_loop", "failing_loop"):
+    for name in ("right_loop", "wrong_loop", "failing_loop", "ending_loop"):
         sys.modules.pop(name, None)
 
 
@@ -132,6 +134,8 @@ def test_the_command_says_by_its_status_what_it_found(folder, capsys):
             ["failing_loop:train"],
             'could not be audited. The audit was running the probe "a long window". ZeroDivisionError',
         ),
+        (["ending_loop:train"], "ending_loop:train could not be audited. train must return, not end the process"),
+        (["ending_script:train"], "not end the process, which would end the audit before it is complete. Received: S"),
         (["right_loop:train", "--supports", "token"], "supports must hold names of tokens, "),
         (["right_loop:train", "--plot", "none/bug.png"], "there is no folder none"),
     ],
