@@ -2,7 +2,8 @@
 
 Voila reads each message of a kernel by the first version of Jupyter's protocol, and Jupyter reads a page's message by
 the number of parts that it claims to have. A page that asks for no protocol, or claims to have 2**63 parts, would
-occupy the server for all visitors. So would a message for a page whose socket is being closed.
+occupy the server for all visitors. So would a message for a page whose socket is being closed. What a page does not
+read waits in the server's memory, but not more than `UNREAD` bytes.
 
 A page that is closed or reloaded says so with a request that outlives it (charts.js), and its kernel ends at once. The
 server also pings every page. The kernel of a page that stops answering ends after the seconds of the setting `GONE`.
@@ -10,21 +11,27 @@ server also pings every page. The kernel of a page that stops answering ends aft
 
 import pathlib
 from collections import Counter
+from functools import partial
 from typing import Any, ClassVar
 
 from jupyter_core.utils import ensure_async
 from jupyter_server.base.handlers import JupyterHandler
 from jupyter_server.utils import url_path_join
 from tornado.ioloop import IOLoop
+from tornado.iostream import StreamBufferFullError
 from tornado.web import HTTPError, authenticated
 from tornado.websocket import WebSocketProtocol, WebSocketProtocol13
 from voila.app import Voila
+from voila.tornado.handler import TornadoVoilaHandler
 from voila.tornado.kernel_websocket_handler import VoilaKernelWebsocketHandler
+
+from gradlab.lab.classroom.entrance import Entrance
 
 PROTOCOL = "v1.kernel.websocket.jupyter.org"
 GONE = "gradlab_gone_seconds"
 TEMPLATE = pathlib.Path(__file__).with_name("template")
-PARTS, BYTES = 64, 2**20  # a message of a lab has about 7 parts and 1 KiB
+PARTS, BYTES = 64, 2**16  # a message of a lab has about 7 parts and 1 KiB
+UNREAD = 2**24  # bytes that wait for a page that does not read them
 
 
 def is_plausible(message: object) -> bool:
@@ -62,7 +69,11 @@ class PageSocket(VoilaKernelWebsocketHandler):
         """
         if self.ws_connection is None or self.ws_connection.is_closing():
             return None
-        return super().write_message(message, binary)
+        try:
+            return super().write_message(message, binary)
+        except StreamBufferFullError:  # the page asks, and does not read the answers
+            self.ws_connection.stream.close()
+            return None
 
     async def get(self, *arguments: Any, **more: Any) -> None:
         if PROTOCOL not in self.request.headers.get("Sec-WebSocket-Protocol", ""):
@@ -71,6 +82,7 @@ class PageSocket(VoilaKernelWebsocketHandler):
 
     async def open(self, *arguments: Any, **more: Any) -> None:
         self.pages[self.kernel_id] += 1
+        self.ws_connection.stream.max_write_buffer_size = UNREAD
         await super().open(*arguments, **more)
 
     def on_close(self) -> None:
@@ -107,8 +119,11 @@ async def end(kernels: Any, kernel: str) -> None:
         await ensure_async(kernels.shutdown_kernel(kernel, now=True))
 
 
+OWN_HANDLERS = {VoilaKernelWebsocketHandler: PageSocket, TornadoVoilaHandler: Entrance}
+
+
 class ClassroomApp(Voila):
-    """Voila with these two, and with pages that load nothing from other servers."""
+    """Voila with these handlers, and with pages that load nothing from other servers."""
 
     def setup_template_dirs(self) -> None:
         super().setup_template_dirs()
@@ -116,7 +131,12 @@ class ClassroomApp(Voila):
 
     def init_handlers(self) -> list:
         farewell = url_path_join(self.server_url, r"/classroom/farewell/(\w+-\w+-\w+-\w+-\w+)"), Farewell
-        return [farewell] + [
-            (each[0], PageSocket, *each[2:]) if each[1] is VoilaKernelWebsocketHandler else each
-            for each in super().init_handlers()
-        ]
+        rest = ((pattern, OWN_HANDLERS.get(kind, kind), *more) for pattern, kind, *more in super().init_handlers())
+        return [farewell, *rest]
+
+    def listen(self) -> None:
+        """Waits for callers; not for long for one that connects and does not say what it wants."""
+        seconds = self.app.settings[GONE]
+        patience = {"idle_connection_timeout": seconds, "body_timeout": seconds, "max_body_size": BYTES}
+        self.app.listen = partial(self.app.listen, **patience)
+        super().listen()

@@ -7,6 +7,7 @@ whose page is gone is ended (gradlab.lab.classroom.page_socket), and with it its
 """
 
 import argparse
+import contextlib
 import dataclasses
 import importlib.util
 import math
@@ -48,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         trainers, listen = _trainers(asked)
     except (ValueError, OSError) as error:
         sys.exit(f"gradlab: {error}")
+    _allow_many_files()
     hub = Hub(trainers, limits)
     host, port = hub.address
     os.environ[HUB] = f"{host} {port} {hub.key.hex()} {listen}"
@@ -70,8 +72,18 @@ def _trainers(asked: argparse.Namespace) -> tuple[list[RunTrainer], str]:
     return [DaskTrainer(cluster, SETUP) for _ in range(asked.trainers)], cluster.listen
 
 
+def _allow_many_files() -> None:
+    """A socket is a file, and many systems allow a program 1,024 unless it asks for more."""
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource  # not on Windows
+
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def _serve(asked: argparse.Namespace, token: str) -> None:
-    from gradlab.lab.classroom.page_socket import GONE, ClassroomApp
+    from gradlab.lab.classroom.entrance import VISITORS
+    from gradlab.lab.classroom.page_socket import BYTES, GONE, ClassroomApp
 
     options = [
         str(course_folder() / "app" / "lab.ipynb"),
@@ -94,8 +106,13 @@ def _serve(asked: argparse.Namespace, token: str) -> None:
         f"--VoilaExecutor.iopub_timeout={PATIENCE}",
     ]
     options += ["--no-browser"] * asked.no_browser
-    headers = {"Content-Security-Policy": PAGE_LOADS}
-    ClassroomApp.launch_instance(options, tornado_settings={GONE: asked.gone, "headers": headers})
+    settings = {
+        GONE: asked.gone,
+        VISITORS: asked.visitors,
+        "headers": {"Content-Security-Policy": PAGE_LOADS},
+        "websocket_max_message_size": BYTES,
+    }
+    ClassroomApp.launch_instance(options, tornado_settings=settings)
 
 
 def _sentence(asked: argparse.Namespace, trainers: int, token: str) -> str:

@@ -4,10 +4,14 @@ The tests in tests/browser/test_classroom.py show that visitors see what they sh
 others.
 """
 
+import concurrent.futures
 import contextlib
 import random
 import re
+import socket
+import struct
 import time
+import urllib.error
 import urllib.request
 
 import pytest
@@ -16,6 +20,7 @@ from classroom_server import channels, classrooms, kernel_of, page_of, status_of
 from lab_page import DEADLINE
 
 from benchmarks.classroom.page import Figures, PageWithoutBrowser
+from gradlab.lab.classroom.server import READY_KERNELS
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +32,14 @@ SCRIPT = "%22%3E%3Cscript%3Ealert(1)%3C/script%3E"  # it ends an attribute, and 
 def server(tmp_path_factory):
     """A classroom that most attacks share: none may leave it in another state than before."""
     with classrooms(tmp_path_factory.mktemp("classroom") / "log") as start:
-        yield start("--trainers=1")
+        yield start("--trainers=1", "--gone=20")
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A classroom for two visitors."""
+    with classrooms(tmp_path / "log") as start:
+        yield start("--trainers=1", "--visitors=2")
 
 
 def serves(server) -> bool:
@@ -74,3 +86,59 @@ def test_answers_to_a_page_whose_socket_is_being_closed_do_not_hang_the_server(s
         while page._socket.sock.recv(2**16):  # until the server has waited for the page's answer for a few seconds
             pass
     assert serves(server)
+
+
+def test_who_only_loads_the_page_gets_no_more_kernels_than_there_may_be_visitors(small):
+    address = f"http://127.0.0.1:{small.port}/"
+    with concurrent.futures.ThreadPoolExecutor(12) as pool:
+        statuses = list(pool.map(status_of, [address] * 12))
+    assert sorted(statuses) == [200] * 2 + [503] * 10
+    assert len(small.kernels()) <= 2 + READY_KERNELS
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        page_of(small.port)
+    said = refused.value.read().decode()
+    assert "The classroom is full: it has 2 visitors. This page tries again every 3 seconds." in said
+    assert refused.value.headers["Refresh"] == "3"
+
+
+def test_a_visitor_who_leaves_makes_room(small):
+    first = kernel_of(page_of(small.port))
+    page_of(small.port)
+    assert not serves(small)
+    farewell = f"http://127.0.0.1:{small.port}/classroom/farewell/{first}"
+    urllib.request.urlopen(farewell, b"", timeout=60).close()
+    assert serves(small) and not serves(small)
+
+
+def test_connections_that_ask_for_nothing_are_closed(server):
+    with contextlib.ExitStack() as stack:
+        silent = []
+        for number in range(1_100):
+            line = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE))
+            line.sendall(b"GET / HTTP/1.1\r\nHost:"[: number % 23])  # all of them only begin a request
+            silent.append(line)
+        assert serves(server)
+        assert not any(line.recv(1000) for line in silent)  # each waits until it is closed
+
+
+def test_large_requests_and_messages_are_refused(server):
+    kernel = kernel_of(page_of(server.port))
+    farewell = f"http://127.0.0.1:{server.port}/classroom/farewell/{kernel}"
+    with pytest.raises(OSError):  # as soon as it says its length
+        urllib.request.urlopen(farewell, bytes(2**27), timeout=60)
+    line = channels(server.port, kernel)
+    with pytest.raises((OSError, websocket.WebSocketException)):
+        for _ in range(1_000):
+            line.send_binary(bytes(2**20))
+            line.recv()
+    assert serves(server)
+
+
+def test_many_messages_of_the_largest_size_change_nothing(server):
+    line = channels(server.port, kernel_of(page_of(server.port)))
+    offsets = struct.pack("<7Q", 6, 56, 56, 56, 56, 56, 2**16)
+    with contextlib.suppress(OSError, websocket.WebSocketException):
+        for _ in range(2_000):
+            line.send_binary(offsets + bytes(2**16 - len(offsets)))
+    assert serves(server)
+    line.close(timeout=0.1)

@@ -1,9 +1,11 @@
-"""The socket of a classroom's page: when the server calls a page silent."""
+"""The socket of a classroom's page: when the server calls a page silent, or gives it up."""
 
 import logging
 
 import pytest
 from jupyter_server.base import websocket as jupyter
+from tornado.iostream import StreamBufferFullError
+from voila.tornado.kernel_websocket_handler import VoilaKernelWebsocketHandler
 
 from gradlab.lab.classroom.page_socket import GONE, PageSocket
 
@@ -46,6 +48,24 @@ def test_a_page_that_answers_is_not_called_silent_when_the_server_is_late(socket
         socket.at(number * INTERVAL + late, socket.send_ping)
         socket.at(socket.now + 0.001, socket.on_pong, b"")
     assert socket.closed_at is None and socket.pings == 99
+
+
+def test_a_page_that_does_not_read_is_closed(socket, monkeypatch):
+    """What it has not read stays in the server's memory."""
+
+    class FullStream:
+        is_closed = False
+
+        def close(self):
+            self.is_closed = True
+
+    def refuse(self, message, binary=False):
+        raise StreamBufferFullError
+
+    monkeypatch.setattr(VoilaKernelWebsocketHandler, "write_message", refuse)
+    monkeypatch.setattr(Socket, "is_closing", lambda self: False, raising=False)
+    monkeypatch.setattr(Socket, "stream", FullStream(), raising=False)
+    assert socket.write_message(b"an answer", binary=True) is None and socket.stream.is_closed
 
 
 def test_a_silent_page_is_closed_within_half_of_the_time_that_it_has(socket):
