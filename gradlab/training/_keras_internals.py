@@ -6,7 +6,7 @@ Each function says why the public API is not enough. Checked with Keras 3.14 and
 import contextlib
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -34,20 +34,29 @@ class RecordingScope(keras.StatelessScope):
         mapping: pairs (variable, value to begin with). Other variables begin with their own value.
         shift: an integer scalar: other random seeds begin with a number that is so much larger. None: with their own.
 
+        direct: variables that are assigned in loops, branches or functions inside the scope, whose values cannot leave
+            these: they are assigned at once.
+
     Attributes:
         assigned: for each id(variable): (the variable, the number of assignments).
+        direct: for each id(variable): those that were, or will be, assigned at once.
         callers: the outermost layers in whose calls variables were assigned.
     """
 
-    def __init__(self, mapping: list[tuple], shift: tf.Tensor | None = None):
+    def __init__(self, mapping: list[tuple], shift: tf.Tensor | None = None, direct: Iterable = ()):
         super().__init__([(v, _as_assigned(v, value)) for v, value in mapping], collect_losses=True)
-        self._shift = shift
+        self._shift, self._graph = shift, _graph()
         self.assigned: dict[int, tuple] = {}
+        self.direct = {id(variable): variable for variable in direct}
         self.callers: list = []
 
     def add_update(self, update: tuple) -> None:
         variable, value = update
         self.assigned[id(variable)] = variable, self.assigned.get(id(variable), (None, 0))[1] + 1
+        if id(variable) in self.direct or _graph() is not self._graph:
+            self.direct[id(variable)] = variable
+            variable._value.assign(value)
+            return
         caller = getattr(global_state.get_global_attribute("current_call_ctx"), "entry_layer", None)
         if caller is not None and not any(caller is known for known in self.callers):
             self.callers.append(caller)
@@ -56,11 +65,22 @@ class RecordingScope(keras.StatelessScope):
     def get_current_value(self, variable: Any) -> Any:
         """The value of a variable. Regularization losses need it for variables without a value in this scope too."""
         value = super().get_current_value(variable)
-        if value is not None:
+        if value is not None and id(variable) not in self.direct:
             return value
         if self._shift is not None and is_seed_state(variable):
             return variable._value + tf.cast(tf.stack([self._shift, 0]), variable.dtype)
         return variable._value
+
+
+def _graph() -> Any:
+    """The graph that is being traced; None in eager code."""
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+
+def variable_of_handle(handle: tf.Tensor) -> tf.DType | None:
+    """The type of the variable behind a resource; None for another resource, such as a table."""
+    shown = getattr(handle, "_handle_data", None)
+    return tf.as_dtype(shown.shape_and_type[0].dtype) if shown is not None and shown.is_set else None
 
 
 def _as_assigned(variable: Any, value: Any) -> Any:
@@ -122,9 +142,25 @@ def compute_loss(model: keras.Model, *args: Any, training: bool) -> Any:
     return model._compute_loss(*args, training=training)
 
 
-def layer_that_added(model: keras.Model, loss: Any) -> str:
-    """The name of the layer that added a loss. The scope that collects losses does not keep it."""
-    return next((layer.name for layer in model._flatten_layers() if id(loss) in layer._loss_ids), model.name)
+def forget_added_losses(model: keras.Model) -> None:
+    """Lets layers forget which losses they added before: they know them by `id`, which Python gives away again."""
+    for layer in model._flatten_layers():
+        layer._loss_ids.clear()
+
+
+def layer_that_added(model: keras.Model, loss: Any) -> Any:
+    """The layer that added a loss, or the model. The scope that collects losses does not keep it."""
+    return next((layer for layer in model._flatten_layers() if id(loss) in layer._loss_ids), model)
+
+
+def adds_means(layer: Any) -> bool:
+    """Whether all losses that a layer adds are Keras' own activity regularization, a mean over the examples.
+
+    Only Keras' own layers are sure to add nothing else.
+    """
+    regularizer = type(getattr(layer, "activity_regularizer", None))
+    known = keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2
+    return regularizer in known and type(layer).__module__.startswith("keras.src.layers.")
 
 
 def metrics_of(model: keras.Model) -> list:
@@ -134,10 +170,20 @@ def metrics_of(model: keras.Model) -> list:
     ]
 
 
+def outputs_of(model: keras.Model, x: Any, training: bool) -> Any:
+    """The outputs of a model, which learns of training only if its `call` takes that argument, as in Keras' steps."""
+    return model(x, training=training) if model._call_has_training_arg else model(x)
+
+
 @contextlib.contextmanager
-def frozen_metrics(model: keras.Model) -> Iterator[None]:
-    """Lets `update_state` of the model's metrics do nothing, so that `compute_metrics` shows their results."""
+def frozen_metrics(model: keras.Model, but: Collection | None = None) -> Iterator[None]:
+    """Lets `update_state` of the model's metrics do nothing, so that `compute_metrics` shows their results.
+
+    Given some metrics, only those and the metrics of the model itself are updated.
+    """
     metrics = [*model.metrics, *metrics_of(model)]
+    if but is not None:
+        metrics = [one for one in metrics_of(model) if not any(one is other for other in but)]
     try:
         for metric in metrics:
             vars(metric)["update_state"] = lambda *args, **kwargs: None
@@ -145,6 +191,16 @@ def frozen_metrics(model: keras.Model) -> Iterator[None]:
     finally:
         for metric in metrics:
             vars(metric).pop("update_state", None)
+
+
+def is_function_metric(metric: keras.Metric) -> bool:
+    """Whether a metric is a function, of whose values `compile` takes the mean."""
+    return type(metric) is keras.metrics.MeanMetricWrapper
+
+
+def is_metric_of_keras(metric: keras.Metric) -> bool:
+    """Whether Keras itself defines how a metric is updated."""
+    return type(metric).update_state.__module__.startswith("keras.src.metrics.")
 
 
 def loss_names(model: keras.Model) -> list[str]:
@@ -169,10 +225,13 @@ def function_of_loss(loss: keras.losses.Loss) -> tuple[Callable | None, dict]:
 
 
 def is_by_example(loss: keras.losses.Loss) -> bool:
-    """Whether a loss is one of Keras' own that give each example a loss of its own: all but the circle loss."""
+    """Whether a loss is one of Keras' own that give each example a loss of its own: all but the circle loss.
+
+    An axis may still lie over the batch. A subclass with a `call` of its own is not Keras'.
+    """
     function = function_of_loss(loss)[0]
     own = getattr(function, "__module__", None) == keras.losses.mean_squared_error.__module__
-    return own and isinstance(loss, LossFunctionWrapper) and function is not keras.losses.circle
+    return own and getattr(type(loss), "call", None) is LossFunctionWrapper.call and function is not keras.losses.circle
 
 
 def uses_onednn() -> bool:
@@ -269,11 +328,12 @@ def build_from_batch(model: keras.Model, data: tuple, training: bool) -> None:
 
         def build():
             x, y, sample_weight = map_tensors(lambda tensor: _placeholder(spec_of(tensor)), data)
-            y_pred = model(x, training=False)
+            with RecordingScope([]):  # which allows assignments in loops
+                y_pred = outputs_of(model, x, training)
             if metrics is not None and not metrics.built:
                 model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
             if loss is not None and not loss.built:
-                model._compute_loss(x, y, y_pred, sample_weight, training=False)
+                model._compute_loss(x, y, y_pred, sample_weight, training=training)
 
         compute_output_spec(build)
     if training and not model.optimizer.built:

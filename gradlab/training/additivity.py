@@ -1,8 +1,8 @@
-"""Whether a loss is a mean or a sum over the examples: found out in the first windows, from examples and their halves.
+"""Whether losses are what they are said to be: compared in the first windows, for examples and their halves.
 
-Losses that layers add, and a model's own `compute_loss`, are one number for the whole batch. Micro-batches add up to
-the large batch only if this number is a mean over the examples (the mean of the halves' numbers, weighted by their
-sizes) or a sum over them (the sum of the halves' numbers). A load-balancing loss, the product of two means, is neither.
+A loss that is one number for a batch, of a layer or of the model's own `compute_loss`, is said to be a mean or a sum
+over the examples. Then the mean of the halves' numbers, weighted by their sizes, or their sum, must be the number of
+all examples. A load-balancing loss, the product of two means, is neither.
 
 A loss function that returns a value for each example must not use the other examples, as a contrastive loss does: the
 sum of its values must be the sum of the halves' sums.
@@ -21,23 +21,16 @@ from gradlab.training.state import stateful_draws
 from gradlab.training.tracing import Dependence
 
 UNKNOWN, MEAN, SUM, NEITHER, RANDOM = range(5)
+KINDS = {"mean": MEAN, "sum": SUM}
 MOST_LOSSES = 4096  # of one model: how many are added is known only when the function is traced
 WINDOWS = 3  # that must tell the same: one alone may have equal labels or weights, or a factor that is still 0
 
-NEITHER_WARNING = (
-    "{name} adds a loss that is neither a mean nor a sum over the examples, so the loss of the large batch is not what "
-    "its micro-batches add up to: the smaller the micro-batch, the larger the difference. gradlab takes the mean."
-)
 RANDOM_WARNING = (
-    "{name} draws random numbers for its loss, so gradlab cannot check that it is a mean over the examples, for which "
-    "it takes it."
-)
-RANDOM_SUM_WARNING = (
     "{name} draws random numbers, so gradlab cannot check that an example's loss does not depend on the other examples."
 )
 RULE = (
-    "{name} must be a mean or a sum over the examples, so that micro-batches add up to the large batch; its values for "
-    "some examples and for their two halves are neither (gradlab.WholeBatch computes such a loss). Received:"
+    '{name} must be a {reduction} over the examples, as batch_losses="{reduction}" says; its values for some examples '
+    "and for their two halves are not. Received:"
 )
 OTHERS_RULE = (
     "{name} must give each example a loss that does not depend on the other examples of the batch; the sum of its "
@@ -46,11 +39,10 @@ OTHERS_RULE = (
 
 
 class Additivity:
-    """Remembers for each loss whether it is a mean or a sum, as the first windows that tell agree."""
+    """Compares losses with what they are said to be, in the first windows that tell."""
 
     def __init__(self):
         self._kinds: Any = None  # a variable, once it is built; its last element counts the windows that told
-        self._warned: set[str] = set()
         self._is_settled = False
 
     def build(self) -> None:
@@ -64,91 +56,62 @@ class Additivity:
                     aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
                 )
 
-    def kinds(
-        self,
-        names: list[str],
-        strict: int,
-        sums: int,
-        losses: Callable,
-        batch: tuple,
-        microbatch_size: int | tf.Variable,
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """For each loss one of the constants above, shape (losses,), and what to `remember` of this window.
+    def check(
+        self, names: list[str], reductions: list[str], losses: Callable, batch: tuple, microbatch_size: Any
+    ) -> tf.Tensor:
+        """Fails when it is computed, if a loss is not what it is said to be.
 
         Args:
             names: the names of the losses.
-            strict: how many of them, from the first one, must be means or sums: it is an error if one is neither.
-            sums: how many of them, from the last one, must be sums.
+            reductions: what each is said to be: "mean", "sum", or "rows" for the sum of one value for each example.
             losses: a function (batch) -> a function (whether to change the predictions) -> (the losses of the batch, of
                 the same batch once more, of its first half, of its second half, the relative rounding error to expect
                 of each), all of shape (losses,).
             batch: (x, y, sample_weight).
             microbatch_size: the examples of a micro-batch: the most that are looked at, or 2.
+
+        Returns:
+            What to `remember` of this window.
         """
         number = len(names)
         few = tf.minimum(examples_of(batch), tf.maximum(2, microbatch_size))
         remembered = self._kinds.read_value()
         known, told = remembered[:number], remembered[MOST_LOSSES]
 
-        def find_out():
+        def compare():
             part = spread_rows((*batch[:2], unequal_weights(batch[2])), few)
             of_part = losses(part)
             seen = of_part(True)
             kinds = _kinds(seen, few)
-            if strict + sums:
-                unknown = kinds == UNKNOWN
-                as_they_are = tf.cond(
-                    tf.reduce_any(unknown), lambda: _kinds(of_part(False), few), lambda: tf.identity(kinds)
-                )
-                kinds = tf.where(unknown, as_they_are, kinds)
-            kinds = _agreed(known, kinds)
-            for i, name in enumerate(names):
+            unknown = kinds == UNKNOWN
+            as_they_are = tf.cond(
+                tf.reduce_any(unknown), lambda: _kinds(of_part(False), few), lambda: tf.identity(kinds)
+            )
+            kinds = tf.where(unknown, as_they_are, kinds)
+            for i, (name, reduction) in enumerate(zip(names, reductions)):
                 numbers = tf.stack([seen[0][i], *(half[i] for half in seen[2:4])])
-                if i < strict:
-                    tf.debugging.Assert(kinds[i] != NEITHER, [RULE.format(name=name), numbers])
-                elif i >= number - sums:
-                    is_sum = (kinds[i] != NEITHER) & (kinds[i] != MEAN)
-                    tf.debugging.Assert(is_sum, [OTHERS_RULE.format(name=name), numbers])
+                said = KINDS.get(reduction, SUM)
+                is_right = (kinds[i] == said) | (kinds[i] == UNKNOWN) | (kinds[i] == RANDOM)
+                rule = OTHERS_RULE if reduction == "rows" else RULE
+                tf.debugging.Assert(is_right, [rule.format(name=name, reduction=reduction), numbers])
+            kinds = tf.where(known == RANDOM, known, kinds)
             now = told + tf.cast(tf.reduce_all(kinds != UNKNOWN), told.dtype)
-            return kinds, tf.concat([kinds, tf.fill([MOST_LOSSES - number], UNKNOWN), [now]], 0)
+            return tf.concat([kinds, tf.fill([MOST_LOSSES - number], UNKNOWN), [now]], 0)
 
-        return tf.cond((told < WINDOWS) & (few > 1), find_out, lambda: (known, remembered))
+        return tf.cond((told < WINDOWS) & (few > 1), compare, lambda: remembered)
 
     def remember(self, found: tf.Tensor) -> None:
-        """Keeps what `kinds` found, once the window counts: one that is only tried, or fails, does not."""
+        """Keeps what `check` found, once the window counts: one that is only tried, or fails, does not."""
         self._kinds.assign(found)
 
-    def warnings(self, names: list[str], sums: int) -> list[str]:
-        """The new warnings for losses with these names, the last of which must be sums, once all kinds are known."""
+    def warnings(self, names: list[str], reductions: list[str]) -> list[str]:
+        """A warning for each of these losses that cannot be compared, once all others are settled."""
         if self._kinds is None or self._is_settled:
             return []
         *kinds, told = tf.distribute.get_strategy().experimental_local_results(self._kinds)[0].numpy().tolist()
         self._is_settled = told >= WINDOWS
-        kinds = kinds[: len(names)]
-        if UNKNOWN in kinds:
-            return []
-        of_numbers = {NEITHER: NEITHER_WARNING, RANDOM: RANDOM_WARNING}
-        found = set()
-        for i, (kind, name) in enumerate(zip(kinds, names)):
-            sentences = of_numbers if i < len(names) - sums else {RANDOM: RANDOM_SUM_WARNING}
-            if kind in sentences:
-                found.add(sentences[kind].format(name=name))
-        new = sorted(found - self._warned)
-        self._warned |= found
-        return new
-
-
-def factors(kinds: tf.Tensor, examples: tf.Tensor, window: tf.Tensor, dtype: tf.DType) -> list:
-    """For each loss of a micro-batch the factor that makes it a mean over the examples: window / examples for a sum.
-
-    Args:
-        kinds: the result of `Additivity.kinds`.
-        examples: the number of examples of the micro-batch.
-        window: the number of examples of the whole window.
-        dtype: the type of the factors.
-    """
-    times = tf.math.divide_no_nan(tf.cast(window, dtype), tf.cast(examples, dtype))
-    return [tf.where(kind == SUM, times, tf.ones_like(times)) for kind in tf.unstack(kinds)]
+        drawing = [name for name, kind, one in zip(names, kinds, reductions) if kind == RANDOM and one == "rows"]
+        return [RANDOM_WARNING.format(name=name) for name in sorted(set(drawing))]
 
 
 def both_halves(examples: tf.Tensor) -> tuple[slice, slice]:
@@ -185,27 +148,22 @@ def _kinds(seen: tuple, examples: tf.Tensor) -> tf.Tensor:
     whole, again, first, second, near = seen
     dtype = whole.dtype
     near = tf.cast(near, dtype)
-    size = tf.reduce_max(tf.abs(tf.stack([whole, first, second])), axis=0)
     share = tf.cast((examples + 1) // 2, dtype) / tf.cast(examples, dtype)
 
-    def equals(other):
+    def equals(other, *parts):
+        size = tf.reduce_max(tf.abs(tf.stack([whole, *parts])), axis=0)
         return tf.abs(whole - other) <= near * size
 
-    is_mean, is_sum = equals(share * first + (1 - share) * second), equals(first + second)
+    # A comparison with NaN, as the loss of one example may be, is false.
+    is_mean = equals(share * first + (1 - share) * second, first, second)
+    is_sum = equals(first + second, first, second)
     kinds = tf.where(is_mean, MEAN, tf.where(is_sum, SUM, NEITHER))
     kinds = tf.where(equals(again), kinds, RANDOM)
     return tf.where((is_mean & is_sum) | ~tf.math.is_finite(whole), UNKNOWN, kinds)
 
 
-def _agreed(known: tf.Tensor, found: tf.Tensor) -> tf.Tensor:
-    """The kinds after one more window: what is a mean in one and a sum in another is neither."""
-    same = (found == known) | (found == UNKNOWN) | (known == RANDOM)
-    other = tf.where((known == UNKNOWN) | (found == RANDOM), found, NEITHER)
-    return tf.where(same, known, other)
-
-
 class Halves:
-    """The losses of a batch, of the same batch once more, and of its halves, as `Additivity.kinds` asks for them.
+    """The losses of a batch, of the same batch once more, and of its halves, as `Additivity.check` asks for them.
 
     If layers add losses, each part has a forward pass of its own; it is traced once for all of them. Otherwise the
     parts share one forward pass, so it does not matter whether the model draws random numbers.
@@ -247,7 +205,7 @@ class Halves:
 
             return of_model
         with self._scope(0):
-            y_pred = self._model(batch[0], training=self._training)
+            y_pred = internals.outputs_of(self._model, batch[0], self._training)
         known = tensors_of(batch)[0].shape[0]
 
         def of_loss(is_moved):
@@ -262,7 +220,7 @@ class Halves:
 
     def _of_model(self, batch: tuple, is_moved: tf.Tensor, shift: tf.Tensor) -> tf.Tensor:
         with self._scope(shift) as scope:
-            y_pred = moved(self._model(batch[0], training=self._training), is_moved)
+            y_pred = moved(internals.outputs_of(self._model, batch[0], self._training), is_moved)
             found = self._objective.one_by_one(batch, y_pred, scope.losses)
         drawing = stateful_draws(tf.compat.v1.get_default_graph())
         is_random = Dependence([output for operation in drawing for output in operation.outputs])

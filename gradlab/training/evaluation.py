@@ -1,5 +1,6 @@
 """Evaluation and prediction of a Keras model in micro-batches, with the results of the whole batch."""
 
+import warnings
 from typing import Any, NamedTuple
 
 import keras
@@ -7,6 +8,8 @@ import tensorflow as tf
 
 from gradlab._batches import Cut, examples_of, map_tensors, spec_of, tensors_of
 from gradlab.averaging import accumulation_dtype
+from gradlab.training import _keras_internals as internals
+from gradlab.training.direct import assignments
 from gradlab.training.given import is_given, rows_to_predict
 from gradlab.training.in_flight import choose
 from gradlab.training.objective import Objective
@@ -41,6 +44,7 @@ class WindowEvaluation:
     def __init__(self, model: keras.Model, objective: Objective, microbatch_size: Any, in_flight: int | str, jit: bool):
         loop = Loop(weight_dtype=accumulation_dtype(keras.config.floatx()))
         self._model, self._objective = model, objective
+        self._warned: set[str] = set()
         self._pass = WindowPass(
             model, objective, microbatch_size, in_flight, loop, training=False, jit=jit, with_metrics=True
         )
@@ -52,14 +56,17 @@ class WindowEvaluation:
     def __call__(self, x: Any, y: Any, sample_weight: Any = None, cut: Cut | None = None) -> Evaluated:
         """Evaluates a batch: nests of tensors, this replica's part, and where it is cut if the size is "given"."""
         passed = self._pass((x, y, sample_weight), [], cut)
+        for sentence in set(passed.plan.metrics.warnings) - self._warned:
+            self._warned.add(sentence)
+            warnings.warn(sentence, stacklevel=3)
         with tf.control_dependencies([passed.sums.weights]):
             passed.remember()
-        counted = tf.size(passed.sums.weights), passed.term_sums, passed.statistics
-        steps, term_sums, statistics = sum_over_replicas(counted)
+        steps, term_sums = sum_over_replicas((tf.size(passed.sums.weights), passed.term_sums))
+        statistics = passed.plan.state.averages.over_replicas(passed.statistics)
         passed.plan.state.end(passed.values, steps, statistics)
         loss, term_losses = passed.plan.loss(term_sums)
         if self._objective.is_regularized:
-            loss += tf.cast(regularization_loss(self._model.trainable_variables), loss.dtype)
+            loss += tf.cast(regularization_loss(self._model.trainable_weights), loss.dtype)
         return Evaluated(loss, term_losses, passed.named_logs())
 
 
@@ -76,7 +83,7 @@ def predict_in_microbatches(
     found = []
 
     def call(x):
-        return model(x, training=False)
+        return internals.outputs_of(model, x, False)
 
     @tf.function(autograph=False)
     def outputs(x):
@@ -87,6 +94,7 @@ def predict_in_microbatches(
     count = choose(lambda: graph, microbatch_size, 0).count if in_flight == "auto" else int(in_flight)
     tensors = tensors_of(found[-1])
     whole = any(not isinstance(tensor, tf.Tensor) or not _has_rows(tensor) for tensor in tensors)
+    whole = whole or any(True for _ in assignments(graph))  # a counter would count micro-batches
     call = tf.function(call, jit_compile=True, autograph=False) if jit else call
     if whole:
         return call(x)

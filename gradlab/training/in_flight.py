@@ -51,6 +51,8 @@ def choose(trace: Callable[[], tf.Graph], microbatch_size: int | str | tf.Variab
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     if replicas > 1:
         return InFlight(1, f"because {replicas} replicas share the cores")
+    if tf.distribute.has_strategy():
+        return InFlight(1, "because the model belongs to a distribution strategy")
     if tf.config.list_logical_devices("GPU"):
         return InFlight(1, "because a GPU is faster with one after the other")
     cores = tf.config.threading.get_inter_op_parallelism_threads() or runtime.cores()

@@ -154,7 +154,7 @@ def plan_memory(model: keras.Model, loss: Any, optimizer: Any, example: tuple, *
     if not model.built:
         model(map_tensors(lambda tensor: tensor[:1], batch[0]))
     if not optimizer.built:
-        optimizer.build(model.trainable_variables)
+        optimizer.build(model.trainable_weights)
     objective = Objective(loss, output_names=getattr(model, "output_names", None))
     found = plan_of(model, objective, optimizer, batch, in_flight)
     if found is None:
@@ -175,14 +175,14 @@ def plan_of(
         batch: (x, y, sample_weight): tensors or their types.
         in_flight: the number of micro-batches that are computed at once.
     """
-    dtypes = [accumulation_dtype(variable.dtype) for variable in model.trainable_variables]
+    dtypes = [accumulation_dtype(variable.dtype) for variable in model.trainable_weights]
     step = _Step(model, objective, batch)
     found = liveness(step.trace, step.gradients)
     if found is None:
         return None
     weights = sum(_bytes(variable, variable.dtype) for variable in model.variables)
     averages = sum(_bytes(variable, variable.dtype) for variable in optimizer.variables)
-    accumulators = sum(_bytes(v, dtype) for v, dtype in zip(model.trainable_variables, dtypes))
+    accumulators = sum(_bytes(v, dtype) for v, dtype in zip(model.trainable_weights, dtypes))
     cpu = WITH_ONEDNN if internals.uses_onednn() else WITHOUT_ONEDNN
     gaps = (cpu.variables - 1) * (weights + averages + accumulators)
     on_gpu = bool(tf.config.list_logical_devices("GPU"))
@@ -207,13 +207,13 @@ class _Step:
     def trace(self, examples: int) -> tf.Graph:
         """The graph for a number of examples."""
         specs = map_tensors(lambda tensor: tf.TensorSpec([examples, *tensor.shape[1:]], tensor.dtype), self._batch)
-        variables = [variable.value for variable in self._model.trainable_variables]
+        variables = [variable.value for variable in self._model.trainable_weights]
         names: set[str] = set()
 
         @tf.function(autograph=False)
         def step(*batch):
             with internals.RecordingScope([]) as scope, tf.GradientTape() as tape:
-                y_pred = self._model(batch[0], training=True)
+                y_pred = internals.outputs_of(self._model, batch[0], True)
                 terms = self._objective(batch, y_pred, scope.losses, examples)
                 loss = total_loss(terms)
                 for whole in (term.whole for term in terms if term.whole is not None):

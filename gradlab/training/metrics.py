@@ -12,12 +12,22 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from gradlab._batches import map_tensors, rows_of
 from gradlab.training import _keras_internals as internals
 from gradlab.training.objective import Objective
 
 CALLS_WARNING = (
     "{name} counts the batches it is given, in a way that gradlab cannot turn into examples: it counts each "
     "micro-batch as a batch."
+)
+
+OWN_WARNING = (
+    "{name} is a metric of a class of its own, which each micro-batch updates like a batch: its result is the batch's "
+    "if it sums over examples, and not if it keeps a last value, a maximum or a mean of batches."
+)
+READS_WARNING = (
+    "{name} reads variables, which Keras updates before it computes a metric; for micro-batches they have the values "
+    "from before the update."
 )
 
 
@@ -30,6 +40,9 @@ class MetricsPlan:
         in_loss: the ids of those that the model's own `compute_loss` updates.
         counting: for metrics that count batches in a way that cannot be divided into shares, their variables:
             {id: the metric's name}. They are assigned by every micro-batch.
+        after: metrics that are functions whose values do not depend on the examples, such as a learning rate: they are
+            updated once, after the optimizer, as in Keras.
+        warnings: what a user should know of some metrics.
         logs: for each entry that a model's own `compute_metrics` returns: (name, shape, type, whether it is a result of
             metrics). Other entries are averaged over the examples.
         losses: the names of entries for the losses, which are known at the end of the window.
@@ -38,6 +51,8 @@ class MetricsPlan:
     by_share: set = field(default_factory=set)
     in_loss: set = field(default_factory=set)
     counting: dict = field(default_factory=dict)
+    after: list = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     logs: list[tuple] = field(default_factory=list)
     losses: list[str] = field(default_factory=list)
 
@@ -61,9 +76,30 @@ class MetricsPlan:
             share: the share.
             of_loss: the same for what the model's own `compute_loss` adds: 1 if its result is a sum over the examples.
         """
+        for key in (id(variable) for metric in self.after for variable in metric.variables):
+            scope.state_mapping.pop(key, None)
+            if key in before:
+                scope.state_mapping[key] = before[key]
         for key in self.by_share:
             old, new = before[key], scope.state_mapping[key]
             scope.state_mapping[key] = old + (new - old) * tf.cast(of_loss if key in self.in_loss else share, old.dtype)
+
+
+def update_after(model: keras.Model, metrics: list, batch: tuple, predictions: Any) -> None:
+    """Updates metrics that do not depend on the examples: with one example and predictions of 0.
+
+    Args:
+        metrics: these metrics.
+        batch: (x, y, sample_weight).
+        predictions: what the model's outputs look like, traced for any number of examples.
+    """
+
+    def nothing(tensor):
+        return tf.zeros([1 if size is None else size for size in tensor.shape], tensor.dtype)
+
+    x, y = map_tensors(lambda tensor: rows_of(tensor, slice(0, 1)), batch[:2])
+    with internals.frozen_metrics(model, but=metrics):
+        model.compute_metrics(x, y, map_tensors(nothing, predictions), None)
 
 
 def logs_of(model: keras.Model, objective: Objective, outcome: Any, examples: tf.Tensor) -> dict:
@@ -85,7 +121,10 @@ def logs_of(model: keras.Model, objective: Objective, outcome: Any, examples: tf
 
 
 def has_own(model: keras.Model, method: str) -> bool:
-    """Whether a model has a method of its own instead of Keras'."""
+    """Whether a model, or its class, has a method of its own instead of Keras' or gradlab's."""
+    own = vars(model).get(method)
+    if own is not None:
+        return not hasattr(own, "of_gradlab")
     return getattr(type(model), method) is not getattr(keras.Model, method)
 
 
@@ -97,6 +136,7 @@ def plan_metrics(
     logs: dict,
     of_data: Callable,
     of_metrics: Callable,
+    reads: Callable | None,
 ) -> MetricsPlan:
     """The plan, from one traced call of `compute_metrics`.
 
@@ -106,13 +146,26 @@ def plan_metrics(
         before: the values of the metrics' variables before it, by id(variable).
         in_loss: the ids of the variables that the model's own `compute_loss` assigned.
         logs: what it returned.
+        reads: a function (tensor) -> whether it depends on other variables, other than through the predictions; None in
+            an evaluation, which has no update.
         of_data, of_metrics: functions (tensor) -> whether it depends on the batch, or on the metrics' variables.
     """
     by_share: set = set()
     counting: dict = {}
+    after: list = []
+    warnings: list[str] = []
+    has_own_metrics = has_own(model, "compute_metrics")
     for metric in internals.metrics_of(model):
         assigned = [v for v in metric.variables if id(v) in scope.assigned]
         values = {id(v): scope.get_current_value(v) for v in assigned}
+        if values and not internals.is_metric_of_keras(metric):
+            warnings.append(OWN_WARNING.format(name=metric.name))
+        is_constant = values and not any(of_data(value) for value in values.values())
+        if reads and is_constant and internals.is_function_metric(metric) and not has_own_metrics:
+            after.append(metric)
+            continue
+        if reads and any(map(reads, values.values())):
+            warnings.append(READS_WARNING.format(name=metric.name))
         if all(of_data(value) for value in values.values()):
             continue  # nothing in it counts calls
         # What counts calls is assigned once per window; what is added to it at each call gets a share.
@@ -121,12 +174,12 @@ def plan_metrics(
             by_share.update(sums)
         elif sums:
             counting.update(dict.fromkeys(values, metric.name))
-    if not has_own(model, "compute_metrics"):
-        return MetricsPlan(by_share, in_loss, counting)
+    if not has_own_metrics:
+        return MetricsPlan(by_share, in_loss, counting, after, warnings)
     losses = internals.loss_names(model)
     others = {name: tf.convert_to_tensor(value) for name, value in logs.items() if name not in losses}
     own = [(name, value.shape, value.dtype, of_metrics(value)) for name, value in others.items()]
-    return MetricsPlan(by_share, in_loss, counting, own, [name for name in logs if name in losses])
+    return MetricsPlan(by_share, in_loss, counting, after, warnings, own, [name for name in logs if name in losses])
 
 
 def _is_increment(value: Any, before: Any) -> bool:

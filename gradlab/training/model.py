@@ -20,6 +20,7 @@ from gradlab.training.compiled_step import in_one_call, types_of
 from gradlab.training.evaluation import WindowEvaluation, predict_in_microbatches
 from gradlab.training.given import uncut
 from gradlab.training.input_checks import (
+    check_batch_losses,
     check_fit,
     check_labels,
     check_lengths,
@@ -37,7 +38,12 @@ Model = TypeVar("Model", bound=keras.Model)
 
 
 def microbatched(
-    model: Model, microbatch_size: int | str, *, memory: float | None = None, in_flight: int | str = "auto"
+    model: Model,
+    microbatch_size: int | str,
+    *,
+    memory: float | None = None,
+    in_flight: int | str = "auto",
+    batch_losses: str | dict[str, str] | None = None,
 ) -> Model:
     """Prepares a model to compute its batches one micro-batch at a time, with the same results.
 
@@ -53,9 +59,11 @@ def microbatched(
     Limitations, each with a warning or an error where gradlab can notice it:
 
     - Dropout draws a mask for each micro-batch, and batch normalization uses the statistics of each.
-    - A loss must be a sum or a mean over examples, or a `gradlab.WholeBatch`. Unless it is one of Keras' own, gradlab
-      compares its value for a few examples, at most a micro-batch or two examples, with those for their halves, before
-      the first three updates. `add_loss` of a number that is drawn at random cannot be checked; it is taken for a mean.
+    - A loss of `compile` that does not surely give one value for each example is computed over the whole batch, as
+      `gradlab.WholeBatch` is: this takes a second forward pass, and the memory of the whole batch's predictions.
+    - What is one number for a batch by `add_loss`, or by a `compute_loss` of the model's own, is refused unless
+      `batch_losses` says what it is. Before the first three updates gradlab compares its value for a few examples, at
+      most a micro-batch or two examples, with those for their halves; likewise that of functions for each example.
     - A metric that is a function and returns one number for a batch is averaged over the micro-batches, weighted by
       their examples. For a function that is not a mean over examples, such as a root mean square, this differs from the
       batch's number. A metric object that sums over examples, such as `keras.metrics.RootMeanSquaredError`, is exact;
@@ -80,6 +88,11 @@ def microbatched(
             needs the least memory. More save time on several cores, and each has activations and gradients of its own.
             "auto": one for each core of a CPU if those of all but the first (for an automatic size, of one example) are
             small: at most 128 MiB or twice the accumulators, and a quarter of what is left; one on a GPU. `fit` tells.
+        batch_losses: what losses are that give one number for a batch: "mean" or "sum" over its examples, or a dict
+            with that for the names of layers, of losses, or "compute_loss". They come from `add_loss` in a layer, from a
+            `compute_loss` of the model's own, or from a function that returns a scalar. None: a function is computed
+            over the whole batch, in two passes; the others are refused, except for Keras' activity regularizers, which
+            are known.
 
     Returns:
         The same model. Its attributes `microbatch_size` and `in_flight` are the numbers, or None before they are
@@ -101,8 +114,9 @@ def microbatched(
     microbatch_size = checked_size(microbatch_size, memory)
     if in_flight != "auto":
         _checks.positive_integer("in_flight", in_flight, otherwise='"auto" or ')
+    check_batch_losses(batch_losses)
     check_preparable(model)
-    _Steps(model, microbatch_size, memory, in_flight).install()
+    _Steps(model, microbatch_size, memory, in_flight, batch_losses).install()
     return model
 
 
@@ -112,8 +126,18 @@ class _Steps:
     They are set on the instance: its class, which Keras saves, stays the same, and nothing of them is saved.
     """
 
-    def __init__(self, model: keras.Model, microbatch_size: int | str, memory: float | None, in_flight: int | str):
+    def __init__(
+        self,
+        model: keras.Model,
+        microbatch_size: int | str,
+        memory: float | None,
+        in_flight: int | str,
+        batch_losses: str | dict[str, str] | None,
+    ):
         self._model, self._in_flight, self._is_quiet = model, in_flight, True
+        self._batch_losses = batch_losses
+        self._targets: Any = None
+        self._label_rules: list[tuple] = []
         self._auto = AutoSize(memory, self._show_choice) if microbatch_size == "auto" else None
         self._microbatch_size: Any = microbatch_size if self._auto is None else self._auto.variable
 
@@ -123,10 +147,16 @@ class _Steps:
             self._prepare()
         names = ["compile", "fit", "make_train_function", "make_test_function", "make_predict_function", "train_step"]
         names += [name for name in ("test_step", "predict_step") if not has_own(self._model, name)]
+        self._own = {name: self._of_instance(name) for name in names}
         for name in names:
             object.__setattr__(self._model, name, self._method(name))
         self._show_choice(self._microbatch_size, "")
         self._show("in_flight", self._in_flight)
+
+    def _of_instance(self, name: str) -> Callable | None:
+        """The method that was set on the model itself instead of its class, before any preparation; usually None."""
+        found = vars(self._model).get(name)
+        return getattr(found, "of_gradlab", found)
 
     def _method(self, name: str) -> Callable:
         """One of the methods below, with the signature and the docstring of the model's own."""
@@ -136,10 +166,11 @@ class _Steps:
         def method(model, *args, **kwargs):
             return function(*args, **kwargs)
 
+        method.of_gradlab = self._own[name]  # type: ignore[attr-defined]
         return types.MethodType(method, self._model)
 
     def _original(self, name: str) -> Callable:
-        return functools.partial(getattr(type(self._model), name), self._model)
+        return self._own[name] or functools.partial(getattr(type(self._model), name), self._model)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compiles as the model does. XLA compiles each micro-batch, but not the loop around them."""
@@ -148,6 +179,7 @@ class _Steps:
 
     def _prepare(self) -> None:
         model, size, jit = self._model, self._microbatch_size, self._model.jit_compile
+        self._label_rules = []
         if self._auto is not None:
             self._auto.forget()
         check_no_accumulation(model.optimizer)
@@ -156,7 +188,13 @@ class _Steps:
             internals.never_build_loss(model)
         has_loss, names = has_own(model, "compute_loss"), getattr(model, "output_names", None)
         training, evaluation = (
-            Objective(loss, loss_weights, names, own=OwnLoss(model, training) if has_loss else None)
+            Objective(
+                loss,
+                loss_weights,
+                names,
+                own=OwnLoss(model, training) if has_loss else None,
+                batch_losses=self._batch_losses,
+            )
             for training in (True, False)
         )
         self._update = WindowUpdate(
@@ -176,12 +214,18 @@ class _Steps:
     def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
         """Trains as the model does, after checks of the data."""
         asked = dict(zip(inspect.signature(keras.Model.fit).parameters, (None, *args))) | kwargs
-        x, y, self._is_quiet = asked.get("x"), asked.get("y"), not asked.get("verbose", "auto")
+        self._is_quiet = not asked.get("verbose", "auto")
         check_fit(self._model, asked)
-        in_memory = all(isinstance(part, (np.ndarray, tf.Tensor)) for part in tf.nest.flatten((x, y)))
-        if self._model.compiled and in_memory:  # the labels of a dataset are checked batch by batch
-            check_labels(self._model, self._update.objective, x, y)
+        y = asked.get("y")
+        in_memory = all(isinstance(part, (np.ndarray, tf.Tensor)) for part in tf.nest.flatten(y))
+        self._targets = y if in_memory else None  # the labels of a dataset are checked batch by batch
+        self._check_labels()
         return self._original("fit")(*args, **kwargs)
+
+    def _check_labels(self) -> None:
+        """Checks all targets of `fit`, once it is known which of them are class numbers."""
+        if self._targets is not None:
+            check_labels(self._targets, self._label_rules)
 
     def make_train_function(self, force: bool = False) -> Any:
         """Creates the function that `fit` calls, after all variables exist.
@@ -190,16 +234,21 @@ class _Steps:
         most of a second copy of themselves allocated: 40 MiB for the 57 MiB of VGG-16.
         """
         model = self._model
+        if self._update.optimizer is not model.optimizer and (model.train_function is None or force):
+            self._prepare()  # it was replaced after `compile`
         with model.distribute_strategy.scope():
-            if model.built and model.trainable_variables:
-                if model.distribute_strategy.num_replicas_in_sync > 1:
+            if model.built and model.trainable_weights:
+                if tf.distribute.has_strategy():  # which must not create variables later, not even with one replica
                     self._prepare_update(())
                 if not model.optimizer.built:
-                    model.optimizer.build(model.trainable_variables)
+                    model.optimizer.build(model.trainable_weights)
         return self._make("train", force, self._prepare_update, self._update.warn)
 
     def _prepare_update(self, specs: tuple) -> None:
         """Creates what the update needs, and says how many micro-batches are in flight if it was chosen here."""
+        if specs:
+            self._label_rules = self._update.label_rules(specs)
+            self._check_labels()
         chosen = self._update.in_flight is None
         in_flight = self._update.prepare(specs)
         self._say(str(in_flight) if chosen and self._auto is None else "")
@@ -244,7 +293,9 @@ class _Steps:
             return getattr(model, name)
         with internals.without_xla(model):
             self._original(f"make_{name}")(True)
-        made = in_one_call(model, kind, getattr(model, name))
+        made = getattr(model, name)
+        if not self._makes_own(name):
+            made = in_one_call(model, kind, made)
         if kind == "train" and self._auto is not None:
             made = AutoSteps(model, getattr(model, name), self._update, self._auto, self._say)
 
@@ -261,6 +312,11 @@ class _Steps:
         setattr(model, name, function)
         return function
 
+    def _makes_own(self, name: str) -> bool:
+        """Whether the model makes this function by itself, which then calls the step in its own way."""
+        own = self._own[f"make_{name}"] or getattr(type(self._model), f"make_{name}")
+        return own is not getattr(keras.Model, f"make_{name}")
+
     def _build(self, data: Any, training: bool, then: Callable) -> Any:
         """Creates all variables if the types of the data tell enough: TensorFlow traces twice what creates some."""
         if self._model.distribute_strategy.num_replicas_in_sync == 1:
@@ -273,7 +329,7 @@ class _Steps:
     def train_step(self, data: Any) -> dict:
         """Makes one update from one batch."""
         model, batch = self._model, self._batch(data, training=True)
-        if not model.trainable_variables:
+        if not model.trainable_weights:
             warnings.warn("The model does not have any trainable weights.", stacklevel=2)
         outcome = self._update(*batch)
         return logs_of(model, self._update.objective, outcome, examples_of(batch[0]))

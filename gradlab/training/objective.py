@@ -27,12 +27,14 @@ class Objective:
         by_weight: divide every loss by the sum of its sample weights, whatever its reduction says.
         own: the model's own `compute_loss`, a function (x, y, y_pred, sample_weight) -> a scalar. It takes the place of
             loss and loss_weights. None: there is none.
+        batch_losses: what losses are said to be that give one number for a batch: "mean" or "sum" over the examples, or
+            a dict with that for the names of layers and losses. None: nothing is said of them.
 
     Attributes:
         numbers: the names of the losses that give one number for a batch instead of one for each example, as of the
             last call: `own`, or losses of `compile`.
         unknown: the names of losses with a value for each example that may depend on other examples, likewise.
-        sees_whole: whether there is a loss over the whole batch.
+        sees_whole: whether there is a loss over the whole batch, as far as is known: all are after the first call.
 
     Raises:
         ValueError: a loss without a reduction.
@@ -45,10 +47,11 @@ class Objective:
         output_names: list[str] | None = None,
         by_weight: bool = False,
         own: Callable | None = None,
+        batch_losses: str | dict[str, str] | None = None,
     ):
         self._taken: list[Term] = []
         self._slopes: list | None = None
-        self.own = own
+        self.own, self._batch_losses = own, batch_losses
         self.numbers: list[str] = []
         self.unknown: list[str] = []
         for one in keras.tree.flatten(loss):
@@ -60,7 +63,7 @@ class Objective:
         def replace(one, loss_weight):
             if isinstance(one, WholeBatch):
                 return lambda *seen: self._whole_term(_by_weight(one) if by_weight else one, loss_weight, seen)
-            return SumAndDivisor(one, loss_weight, self._taken, by_weight)
+            return SumAndDivisor(one, loss_weight, self._taken, by_weight, self._batch_term)
 
         if isinstance(loss, WholeBatch) and own is None:  # the only loss, which sees the nest of all outputs
             self._compiled = replace(loss, 1.0 if loss_weights is None else loss_weights)
@@ -83,8 +86,8 @@ class Objective:
             y_pred: the predictions.
             added: the losses that layers added. As in Keras, one that is not a scalar counts as its sum.
             examples: the number of examples, a scalar tensor.
-            factors: for each of the `one_by_one` losses a factor that makes it a mean over the examples. None: they
-                are means.
+            factors: for each of the numbers that are said to be means or sums, in the order of `numbers` and then of
+                added, a factor that makes it a mean over the examples. None: they are means.
             slopes: for each loss over the whole batch, in order, its gradients with respect to these predictions.
                 None: the terms of these losses are 0.
 
@@ -127,15 +130,35 @@ class Objective:
         self._slopes = None if slopes is None else list(slopes)
         with internals.undivided_losses():
             if self.own is not None:
-                number = tf.reduce_sum(self.own(x, y, y_pred, sample_weight))
-                self._taken.append(Term(number, None, "number", name="compute_loss"))
+                self._taken.append(self._own_term(self.own(x, y, y_pred, sample_weight)))
             elif self._compiled is not None:
                 self._compiled(y, y_pred, sample_weight)
         self.numbers = [term.name for term in self._taken if term.kind == "number"]
         self.unknown = [term.name for term in self._taken if not term.is_known]
         return list(self._taken)
 
-    def _whole_term(self, loss: WholeBatch, loss_weight: Any, seen: tuple) -> tf.Tensor:
+    def _own_term(self, number: Any) -> Term:
+        """The term of the model's own `compute_loss`."""
+        if number.shape.rank != 0:
+            raise ValueError(f"compute_loss must return a scalar. Received: a tensor of shape {number.shape}")
+        return Term(number, None, "number", name="compute_loss")
+
+    def _batch_term(self, loss: keras.losses.Loss, loss_weight: Any, seen: tuple) -> tf.Tensor:
+        """Appends the term of a loss that may relate the examples: what it is said to be, or over the whole batch."""
+        name = loss.name.strip("<>")
+        if self.said_of(name) is None:
+            self.sees_whole = True
+            return self._whole_term(loss, loss_weight, seen)
+        number = tf.reduce_sum(loss(*seen))
+        self._taken.append(Term(number, None, "number", loss_weight, name=name))
+        return number
+
+    def said_of(self, name: str) -> str | None:
+        """What a loss with this name, which gives one number for a batch, is said to be: "mean", "sum" or None."""
+        said = self._batch_losses
+        return said.get(name) if isinstance(said, dict) else said
+
+    def _whole_term(self, loss: keras.losses.Loss, loss_weight: Any, seen: tuple) -> tf.Tensor:
         """Appends the term of a loss over the whole batch."""
         whole, dtype = seen_by(loss, *seen), accumulation_dtype(keras.config.floatx())
         total = tf.zeros([], dtype)

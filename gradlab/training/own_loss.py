@@ -9,6 +9,7 @@ import tensorflow as tf
 from gradlab._batches import tensors_of
 from gradlab.averaging import accumulation_dtype
 from gradlab.training import _keras_internals as internals
+from gradlab.training.direct import direct_variables
 from gradlab.training.state import CarriedState, make_state, stateful_draws
 from gradlab.training.tracing import Dependence
 
@@ -56,7 +57,7 @@ def trace_loss(loss: Callable[..., Any], specs: tuple, is_mean: bool) -> TracedL
             names, entries = entries_of(like)
             _check_created(waiting)
         of_data = Dependence(tensors_of(tf.nest.flatten(data, expand_composites=True)))
-        depends = {key: of_data(scope.state_mapping[key]) for key in scope.assigned}
+        depends = {key: key in scope.direct or of_data(scope.state_mapping[key]) for key in scope.assigned}
         found.update(like=like, names=names, entries=entries, scope=scope, of_data=depends)
         dtype = sum_dtype(entries)
         return tf.stack(
@@ -64,7 +65,7 @@ def trace_loss(loss: Callable[..., Any], specs: tuple, is_mean: bool) -> TracedL
         )
 
     waiting = internals.variables_not_created()
-    if tf.distribute.get_strategy().num_replicas_in_sync == 1:
+    if not tf.distribute.has_strategy():
         internals.create_global_seed()
     graph = scalars.get_concrete_function(tf.TensorSpec([], tf.int32), *specs).graph
     names, entries, scope = found["names"], found["entries"], found["scope"]
@@ -126,7 +127,7 @@ def _check_entries(names: list[str], entries: list, main: int, is_mean: bool) ->
 def _check_assigned(state: CarriedState, of_data: dict[int, bool], graph: tf.Graph) -> None:
     """Raises ValueError for assignments that micro-batches cannot add up."""
     wrong = [v.path for i, v in enumerate(state.carried) if i not in state.draws and of_data[id(v)]]
-    wrong += [op.name for op in graph.get_operations() if op.type.startswith(("Assign", "ResourceScatter"))]
+    wrong += [one.name for one in direct_variables(graph, [], lambda tensor: True)]
     if wrong:
         raise ValueError(
             "loss must not assign variables from the examples, such as those of metrics: return the values, and update "

@@ -88,6 +88,9 @@ def value_and_gradients(
     data = map_tensors(as_tensor, data if isinstance(data, tuple) else (data,))
     if not tensors_of(data):
         raise ValueError(f"data must hold at least one tensor. Received: {data!r}")
+    scalars = [tensor for tensor in tensors_of(data) if tensor.shape.rank == 0]
+    if scalars:
+        raise ValueError(f"data must be tensors with a row for each example. Received: a scalar, {scalars[0]!r}")
     is_mean = reduction == "mean"
     traced = trace_loss(loss, map_tensors(spec_of, data), is_mean)
     if traced.state.normalizing:
@@ -194,8 +197,9 @@ class _Window:
     def end(self, sums: Any) -> Any:
         """Assigns the variables, and gives what the loss returns for the whole batch."""
         values, statistics, kept = sums.state
-        steps, statistics = sum_over_replicas((tf.size(sums.weights), statistics))
-        self._traced.state.end(values, steps, statistics)
+        steps = sum_over_replicas(tf.size(sums.weights))
+        state = self._traced.state
+        state.end(values, steps, state.averages.over_replicas(statistics))
         entries = []
         for one, entry in zip(kept, self._traced.entries):
             whole = tf.ensure_shape(one.concat(), entry.shape) if entry.shape.rank != 0 else one

@@ -144,7 +144,7 @@ class Trial:
         self._run = compiled.get_concrete_function(*specs)
         self._batch, self._variable, self._in_flight = batch, variable, in_flight
         self._examples = int(examples_of(batch))
-        self._parameters = sum(tf.TensorShape(v.shape).num_elements() for v in update.model.trainable_variables)
+        self._parameters = sum(tf.TensorShape(v.shape).num_elements() for v in update.model.trainable_weights)
         self._is_whole = update.objective.sees_whole
 
     def _seconds(self, size: int, examples: int) -> float:

@@ -11,11 +11,12 @@ import tensorflow as tf
 from gradlab.training import _keras_internals as internals
 from gradlab.training import batch_norm
 
-# How the types of operations begin that draw other numbers each time they run.
+# How the types of operations begin, or end, that draw other numbers each time they run.
 STATEFUL = (
-    "Multinomial", "ParameterizedTruncated", "Random", "Rng", "StatefulRandom", "StatefulStandard", "StatefulTruncated",
-    "StatefulUniform", "Truncated",
+    "Multinomial", "ParameterizedTruncated", "Random", "Rng", "SampleDistortedBoundingBox", "StatefulRandom",
+    "StatefulStandard", "StatefulTruncated", "StatefulUniform", "Truncated",
 )  # fmt: skip
+SAMPLERS = ("CandidateSampler", "CandidateSamplerV2")
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class CarriedState:
         draws: for the random seeds among them, by their position, how often a forward pass draws from them.
         averages: the moving averages of batch normalization.
         normalizing: the names of the layers that normalize each micro-batch by its own statistics.
+        direct_of_keras: the variables that are assigned at once (`gradlab.training.direct`).
     """
 
     carried: list
@@ -39,6 +41,7 @@ class CarriedState:
     draws: dict[int, int]
     averages: batch_norm.MovingAverages
     normalizing: list[str]
+    direct_of_keras: list
 
     def begin(self) -> list:
         """The values that a replica's window begins with. Each replica draws different random numbers."""
@@ -55,7 +58,8 @@ class CarriedState:
     def scope(self, values: list) -> internals.RecordingScope:
         """A scope for the next micro-batch, which begins with these values."""
         carried = [(v, value) for i, (v, value) in enumerate(zip(self.carried, values)) if i not in self.once]
-        return internals.RecordingScope([*carried, *((v, tf.zeros_like(v.value)) for v in self.averages.variables)])
+        averages = [(v, tf.zeros_like(v.value)) for v in self.averages.variables]
+        return internals.RecordingScope([*carried, *averages], direct=self.direct_of_keras)
 
     def values(self, scope: keras.StatelessScope) -> list:
         """The values of the variables after a micro-batch."""
@@ -67,7 +71,7 @@ class CarriedState:
         Args:
             values: those of the variables.
             steps: the number of micro-batches over all replicas. Seeds end equal on all of them.
-            statistics: the sums for the moving averages over all replicas.
+            statistics: those for the moving averages over all replicas.
         """
         several = tf.distribute.get_replica_context().num_replicas_in_sync > 1
         for i, (variable, value) in enumerate(zip(self.carried, values)):
@@ -78,7 +82,11 @@ class CarriedState:
 
 
 def make_state(
-    assigned: dict[int, tuple], of_data: dict[int, bool], layers: Iterable, counting: Collection[int] = ()
+    assigned: dict[int, tuple],
+    of_data: dict[int, bool],
+    layers: Iterable,
+    counting: Collection[int] = (),
+    direct: Collection = (),
 ) -> CarriedState:
     """The state of a window.
 
@@ -87,11 +95,17 @@ def make_state(
         of_data: for each id of these, whether the assigned value depends on the examples.
         layers: the layers among which those of batch normalization are looked for.
         counting: the ids of variables that every micro-batch must assign although they do not depend on the examples.
+        direct: the variables that are assigned at once.
     """
+    at_once = {id(variable) for variable in direct}
     normalizing, calls = batch_norm.normalizing_layers(layers, {key: times for key, (_, times) in assigned.items()})
-    usual = [i for i, layer in enumerate(normalizing) if not layer.renorm and layer.momentum < 1]
+    usual = [
+        i
+        for i, layer in enumerate(normalizing)
+        if not layer.renorm and layer.momentum < 1 and id(layer.moving_mean) not in at_once
+    ]
     averages = batch_norm.MovingAverages([normalizing[i] for i in usual], [calls[i] for i in usual])
-    own = {id(variable) for variable in averages.variables}
+    own = {id(variable) for variable in averages.variables} | at_once
     carried: list[Any] = [variable for key, (variable, _) in assigned.items() if key not in own]
     seeds = {i for i, v in enumerate(carried) if internals.is_seed_state(v)}
     return CarriedState(
@@ -100,6 +114,7 @@ def make_state(
         draws={i: assigned[id(carried[i])][1] for i in seeds},
         averages=averages,
         normalizing=[layer.name for layer in normalizing],
+        direct_of_keras=list(direct),
     )
 
 
@@ -115,7 +130,8 @@ def stateful_draws(graph: tf.Graph) -> list[tf.Operation]:
         names = chain.from_iterable(
             [value.func.name, *(f.name for f in value.list.func)] for value in node.attr.values()
         )
-        return node.op.startswith(STATEFUL) or (node.op in functions and has_draw(node.op)) or any(map(has_draw, names))
+        is_draw = node.op.startswith(STATEFUL) or node.op.endswith(SAMPLERS)
+        return is_draw or (node.op in functions and has_draw(node.op)) or any(map(has_draw, names))
 
     def has_draw(name: str) -> bool:
         if name in functions and name not in drawing:

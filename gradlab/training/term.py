@@ -1,5 +1,6 @@
 """The loss of one output over one micro-batch, split into a sum and a divisor."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -23,7 +24,7 @@ class Term(NamedTuple):
         total: the weighted sum of the losses of its examples, or of their elements: a scalar.
         divisor: the number by which Keras divides that sum for a batch like this one; 1 for the reduction "sum".
         kind: "examples" if the divisor is proportional to the number of examples, "own" if it depends on a mask or on
-            sample weights, "sum" if there is none.
+            sample weights, "sum" if there is none, "number" if the total is said to be a mean or a sum over examples.
         loss_weight: the factor of the term in the total loss.
         labels: None, or if labels are class numbers: (labels, number of classes, one more label that is allowed).
         name: the name of the loss.
@@ -53,20 +54,32 @@ def check_reduction(loss: keras.losses.Loss) -> None:
 
 
 class SumAndDivisor(keras.losses.Loss):
-    """A Keras loss that appends its `Term` to a list."""
+    """A Keras loss that appends its `Term` to a list.
 
-    def __init__(self, loss: keras.losses.Loss, loss_weight: Any, terms: list[Term], by_weight: bool):
+    Args:
+        loss: the loss.
+        loss_weight: the factor of the term.
+        terms: the list.
+        by_weight: whether to divide by the sum of the sample weights, whatever the loss' reduction says.
+        of_batch: a function (loss, loss weight, (y_true, y_pred, sample_weight)) -> a scalar, which is called for a
+            loss that does not surely give one value for each example. It appends the term instead.
+    """
+
+    def __init__(
+        self, loss: keras.losses.Loss, loss_weight: Any, terms: list[Term], by_weight: bool, of_batch: Callable
+    ):
         check_reduction(loss)
         super().__init__(name=loss.name.strip("<>"), reduction="sum", dtype=loss.dtype)  # "<lambda>" is no scope's name
         self._loss, self._loss_weight, self._terms = loss, loss_weight, terms
-        self._divides_by_weight = by_weight
+        self._divides_by_weight, self._of_batch = by_weight, of_batch
+        self._proven: dict = {}  # for the types of targets and predictions: whether there is a row for each example
         self._divide_by = "mean_with_sample_weight" if by_weight else loss.reduction
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> tf.Tensor:
         if type(self._loss).__call__ is not keras.losses.Loss.__call__:
             return self._one_number(y_true, y_pred, sample_weight)
         total = super().__call__(y_true, y_pred, sample_weight)  # the reduction "sum" leaves it undivided
-        if self._values.shape.rank == 0:
+        if not self._has_rows:
             return self._one_number(y_true, y_pred, sample_weight)
         mask = _both(internals.mask_of(y_pred), internals.mask_of(self._values))
         self._check_ranks(y_true, y_pred, mask, sample_weight)
@@ -81,7 +94,42 @@ class SumAndDivisor(keras.losses.Loss):
     def call(self, y_true: Any, y_pred: Any) -> tf.Tensor:
         values = self._loss.call(y_true, y_pred)
         self._values = values if tf.is_tensor(values) else tf.convert_to_tensor(values)  # a function may return 0
+        self._has_rows = self._values.shape.rank != 0 and self._gives_rows(y_true, y_pred)
         return self._values
+
+    def _gives_rows(self, y_true: Any, y_pred: Any) -> bool:
+        """Whether the values surely have a row for each example: known of Keras' losses, proven by shape of others."""
+        if internals.is_by_example(self._loss):
+            return not self._reduces_batch(y_pred)
+        tensors = tf.nest.flatten((y_true, y_pred))
+        if not all(isinstance(tensor, tf.Tensor) and tensor.shape.rank for tensor in tensors):
+            return True  # the rows of sparse and ragged tensors cannot be counted by shape
+        types = tuple((tensor.dtype, tuple(tensor.shape[1:])) for tensor in tensors)
+        if types not in self._proven:
+            self._proven[types] = all(self._has_rows_for(size, (y_true, y_pred)) for size in (11, 13))
+        return self._proven[types]
+
+    def _reduces_batch(self, y_pred: Any) -> bool:
+        """Whether an argument `axis` of one of Keras' losses names the first axis, or all of them."""
+        axes = internals.function_of_loss(self._loss)[1].get("axis", -1)
+        if axes is None:
+            return True
+        axes = axes if isinstance(axes, (list, tuple)) else [axes]
+        return any(axis in (0, -(y_pred.shape.rank or 0)) for axis in axes)
+
+    def _has_rows_for(self, size: int, batch: tuple) -> bool:
+        """Whether TensorFlow infers that the values for so many examples have as many rows."""
+
+        def values(*batch):
+            with keras.StatelessScope():  # what the loss assigns counts for nothing
+                return self._loss.call(*batch)
+
+        specs = tf.nest.map_structure(lambda tensor: tf.TensorSpec([size, *tensor.shape[1:]], tensor.dtype), batch)
+        try:
+            shape = tf.function(values, autograph=False).get_concrete_function(*specs).structured_outputs.shape
+        except Exception:  # of the loss, for this number of examples: nothing is proven
+            return False
+        return shape.rank is not None and shape.rank > 0 and shape[0] == size
 
     def _check_ranks(self, y_true: Any, y_pred: Any, mask: Any, sample_weight: Any) -> None:
         """Raises ValueError where TensorFlow would pair the examples with another dimension, if that has their number.
@@ -108,9 +156,7 @@ class SumAndDivisor(keras.losses.Loss):
                 f"{self.name} must give a loss for each example if weight_fn weighs them. "
                 "Received: one number for the whole batch"
             )
-        number = tf.reduce_sum(self._loss(y_true, y_pred, sample_weight))
-        self._terms.append(Term(number, None, "number", self._loss_weight, name=self.name))
-        return number
+        return self._of_batch(self._loss, self._loss_weight, (y_true, y_pred, sample_weight))
 
     def _divisor(self, mask, sample_weight, dtype) -> tuple[tf.Tensor, str]:
         if self._divide_by == "sum":
@@ -139,8 +185,8 @@ class SumAndDivisor(keras.losses.Loss):
 
     def _labels(self, y_true, y_pred) -> tuple | None:
         function, arguments = internals.function_of_loss(self._loss)
-        if function is not keras.losses.sparse_categorical_crossentropy:
-            return None
+        if function is not keras.losses.sparse_categorical_crossentropy or not internals.is_by_example(self._loss):
+            return None  # a `call` of its own may change the labels first
         return y_true, y_pred.shape[arguments.get("axis", -1)], getattr(self._loss, "ignore_class", None)
 
 

@@ -1,15 +1,16 @@
 """What tracing a model's forward pass once, aside of the training, shows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from gradlab._batches import examples_of
+from gradlab._batches import examples_of, tensors_of
 from gradlab.training import _keras_internals as internals
 from gradlab.training import batch_norm
+from gradlab.training.direct import Direct, direct_variables
 from gradlab.training.metrics import MetricsPlan, plan_metrics
 from gradlab.training.objective import Objective
 from gradlab.training.term import Term
@@ -22,26 +23,33 @@ class Traced:
     Attributes:
         divisors: a function (x, y, sample_weight) -> the divisors of the loss' terms.
         terms: the terms of the loss.
-        y: the targets, with which the terms are found again.
+        y, y_pred: the targets, with which the terms are found again, and the predictions.
         assigned: for each id(variable): (the variable, how often a forward pass assigns it).
         of_data: for each id of these, whether the assigned value depends on the examples.
         metrics: how metrics are updated.
         numbers, unknown: the names of losses, as in `gradlab.training.objective.Objective`.
         adding: the names of the layers that add losses; empty if the model's own loss takes care of them.
+        reductions: what these numbers are, "mean" or "sum" over the examples: first `numbers`, then those of `adding`.
         adds: whether layers add losses.
+        direct: the variables that the forward pass assigns at once.
+        direct_of_keras: the Keras variables among them.
         graph: the traced graph. Its tensors have None where the number of examples belongs.
     """
 
     divisors: Callable
     terms: list[Term]
     y: Any
+    y_pred: Any
     assigned: dict[int, tuple]
     of_data: dict[int, bool]
     metrics: MetricsPlan
     numbers: list[str]
     unknown: list[str]
     adding: list[str]
+    reductions: list[str]
     adds: bool
+    direct: list[Direct]
+    direct_of_keras: list
     graph: tf.Graph
 
 
@@ -62,6 +70,7 @@ def trace_forward(
     """
     batch_norm.check(model, tf.distribute.get_strategy().num_replicas_in_sync)
     found: dict[str, Any] = {}
+    internals.forget_added_losses(model)
     variables = {id(v): v for v in [*model.variables, *(model.metrics_variables if with_metrics else [])]}
 
     @tf.function(autograph=False)
@@ -70,38 +79,78 @@ def trace_forward(
         before = {key: tf.identity(v.value) for key, v in variables.items()}
         with internals.RecordingScope([(v, before[key]) for key, v in variables.items()]) as scope:
             before = dict(scope.state_mapping)
-            y_pred = model(x, training=training)
+            y_pred = internals.outputs_of(model, x, training)
             in_call = set(scope.assigned)
             terms = objective(batch, y_pred, scope.losses, examples_of(x))
             in_loss = set(scope.assigned) - in_call
             logs = model.compute_metrics(x, y, y_pred, sample_weight) if with_metrics else {}
         from_data = Dependence(tf.nest.flatten(batch, expand_composites=True))
-        of_data = {key: from_data(scope.state_mapping[key]) for key in scope.assigned}
+        of_data = {key: key in scope.direct or from_data(scope.state_mapping[key]) for key in scope.assigned}
         plan = MetricsPlan()
         if with_metrics:
-            metrics = Dependence([before[id(v)] for v in model.metrics_variables if id(v) in before])
-            plan = plan_metrics(model, scope, before, in_loss, logs, from_data, metrics)
+            metric_ids = {id(variable) for variable in model.metrics_variables}
+            others = [tensor for key, tensor in before.items() if key not in metric_ids]
+            metrics = Dependence([before[key] for key in metric_ids if key in before])
+            reads = Dependence(others, until=tensors_of(y_pred), types=("ReadVariableOp",))
+            plan = plan_metrics(model, scope, before, in_loss, logs, from_data, metrics, reads if training else None)
         adding = [] if objective.own else [internals.layer_that_added(model, loss) for loss in scope.losses]
-        found.update(terms=terms, y=y, assigned=scope.assigned, of_data=of_data, metrics=plan, adding=adding)
-        found["adds"] = bool(scope.losses)
+        reductions = reductions_of(objective, adding)
+        adding = [layer.name for layer in adding]
+        found.update(
+            terms=terms, y=y, y_pred=y_pred, assigned=scope.assigned, of_data=of_data, metrics=plan, adding=adding
+        )
+        found["reductions"] = reductions
+        found.update(adds=bool(scope.losses), direct_of_keras=list(scope.direct.values()))
         return [term.divisor for term in terms]
 
     graph = divisors.get_concrete_function(*specs).graph
     numbers, unknown = list(objective.numbers), list(objective.unknown)
-    return Traced(divisors, **found, numbers=numbers, unknown=unknown, graph=graph)
+    given = [tensor for tensor in graph.inputs if tensor.dtype != tf.resource]
+    direct = direct_variables(graph, found["direct_of_keras"], Dependence(given))
+    return Traced(divisors, **found, numbers=numbers, unknown=unknown, direct=direct, graph=graph)
+
+
+UNKNOWN_RULE = (
+    '{names} gives one number for the whole batch, of which gradlab must know what it is: say batch_losses="mean" (or '
+    '"sum") if it is a mean (or a sum) over the examples; what is neither belongs into a loss of compile, which '
+    "gradlab.WholeBatch computes. Received: batch_losses=None"
+)
+
+
+def reductions_of(objective: Objective, adding: list) -> list[str]:
+    """What the numbers of an objective and of layers that add losses are: means or sums over the examples.
+
+    Raises:
+        ValueError: nothing is said of one of them.
+    """
+    known = [(name, objective.said_of(name)) for name in objective.numbers]
+    known += [(one.name, "mean" if internals.adds_means(one) else objective.said_of(one.name)) for one in adding]
+    missing = dict.fromkeys(name for name, reduction in known if reduction is None)
+    if missing:
+        raise ValueError(UNKNOWN_RULE.format(names=", ".join(missing)))
+    return [str(reduction) for _, reduction in known]
 
 
 class Dependence:
-    """A function (tensor) -> whether a traced tensor was computed from one of some other tensors of its graph."""
+    """A function (tensor) -> whether a traced tensor was computed from one of some other tensors of its graph.
 
-    def __init__(self, sources: list):
+    Args:
+        sources: the other tensors.
+        until: tensors on which it may depend: what these were computed from does not count.
+        types: the types of operations whose results count as sources too.
+    """
+
+    def __init__(self, sources: list, until: Sequence = (), types: Sequence[str] = ()):
         self._sources = {source.name for source in sources if source is not None}
+        self._until, self._types = {tensor.name for tensor in until}, types
 
     def __call__(self, tensor: Any) -> bool:
         waiting, seen = [tensor], set()
         while waiting:
             one = waiting.pop()
-            if one.name in self._sources:
+            if one.name in self._until:
+                continue
+            if one.name in self._sources or one.op.type in self._types:
                 return True
             if one.op.name not in seen:
                 seen.add(one.op.name)

@@ -12,7 +12,7 @@ from gradlab._batches import Cut, map_tensors, tensors_of
 from gradlab.averaging import accumulation_dtype, divide, mean_norms, squared_norm
 from gradlab.training import batch_norm
 from gradlab.training.in_flight import AS_ASKED, InFlight
-from gradlab.training.metrics import CALLS_WARNING
+from gradlab.training.metrics import CALLS_WARNING, update_after
 from gradlab.training.objective import Objective
 from gradlab.training.plan import ASSIGNED_WARNING, Plan
 from gradlab.training.replicas import apply_gradients, sum_over_replicas
@@ -104,6 +104,7 @@ class WindowUpdate:
         )
         self._accumulators: list[tf.Variable] = []
         self._warned: set[str] = set()
+        self._variables: list = []
 
     @property
     def in_flight(self) -> InFlight | None:
@@ -122,7 +123,7 @@ class WindowUpdate:
             The number of micro-batches that are computed at once.
         """
         self._pass.build()
-        variables = self.model.trainable_variables
+        variables = self._trained()
         dtypes = [tf.as_dtype(self._loop.dtype or accumulation_dtype(variable.dtype)) for variable in variables]
         shapes = [tf.TensorShape(variable.shape) for variable in variables]
         in_flight = self._pass.choose(batch, sum(t.size * shape.num_elements() for t, shape in zip(dtypes, shapes)))
@@ -141,6 +142,10 @@ class WindowUpdate:
                 for variable, shape, dtype in zip(variables, shapes, dtypes)
             ]
         return in_flight
+
+    def label_rules(self, specs: tuple) -> list[tuple]:
+        """The rules for targets of these types."""
+        return self._pass.label_rules(specs)
 
     @contextlib.contextmanager
     def of_size(self, microbatch_size: int) -> Iterator[None]:
@@ -167,14 +172,18 @@ class WindowUpdate:
             x, y, sample_weight: this replica's part of the effective batch, any nests; it may have no examples.
             cut: where it is cut, if microbatch_size is "given".
         """
-        variables = self.model.trainable_variables
+        variables = self._trained()
         passed, scale = self._run((x, y, sample_weight), variables, cut)
         self._warn(passed.plan)
-        return self._finish(passed, variables, scale)
+        outcome = self._finish(passed, variables, scale)
+        after = passed.plan.metrics.after
+        if after:
+            update_after(self.model, after, (x, y, sample_weight), passed.plan.predictions)
+        return outcome
 
     def gradients_only(self, x: Any, y: Any, sample_weight: Any = None) -> tf.Tensor:
         """Computes the gradients of a window and applies nothing; returns the window's weight when they are there."""
-        passed, _ = self._run((x, y, sample_weight), self.model.trainable_variables)
+        passed, _ = self._run((x, y, sample_weight), self._trained())
         with tf.control_dependencies([gradient for gradient in passed.sums.gradients if gradient is not None]):
             return tf.identity(passed.sums.weight)
 
@@ -182,6 +191,11 @@ class WindowUpdate:
         """The bytes of the variables of the model and the optimizer, and of the accumulators."""
         variables = [*self.model.variables, *self.optimizer.variables, *self._accumulators]
         return sum(tf.TensorShape(v.shape).num_elements() * tf.as_dtype(v.dtype).size for v in variables)
+
+    def _trained(self) -> list:
+        """The variables that are trained: those at the first update, whatever becomes trainable later, as in Keras."""
+        self._variables = self._variables or list(self.model.trainable_weights)
+        return self._variables
 
     def _run(self, batch: tuple, variables: list, cut: Cut | None = None) -> tuple[Passed, tf.Tensor]:
         """The pass over a window, and the factor of its losses."""
@@ -207,6 +221,8 @@ class WindowUpdate:
             self._warn_once(batch_norm.WARNING.format(layers=", ".join(plan.state.normalizing)))
         for path in sorted(plan.of_examples):
             self._warn_once(ASSIGNED_WARNING.format(path=path))
+        for sentence in plan.metrics.warnings:
+            self._warn_once(sentence)
         for name in sorted(set(plan.metrics.counting.values())):
             self._warn_once(CALLS_WARNING.format(name=name))
 
@@ -218,9 +234,10 @@ class WindowUpdate:
     def _finish(self, passed: Passed, variables: list, scale: tf.Tensor) -> Outcome:
         """Sums over the replicas, assigns what the forward passes carried along, and applies the mean gradient."""
         plan, sums, dtype = passed.plan, passed.sums, self._dtype
-        gradients, weight, skipped, steps, statistics, term_sums = sum_over_replicas(
-            (sums.gradients, sums.weight, sums.skipped, tf.size(sums.weights), passed.statistics, passed.term_sums)
+        gradients, weight, skipped, steps, term_sums = sum_over_replicas(
+            (sums.gradients, sums.weight, sums.skipped, tf.size(sums.weights), passed.term_sums)
         )
+        statistics = plan.state.averages.over_replicas(passed.statistics)
         values, gradients, statistics, weight = self._begin((passed.values, gradients, statistics, weight))
         with tf.control_dependencies([weight]):
             passed.remember()
@@ -269,14 +286,14 @@ class WindowUpdate:
 
 def _with_regularization(gradients: list, variables: list, scale: tf.Tensor) -> tuple[tf.Tensor, list]:
     """The regularization loss, and the gradients plus its own: once per update, however many micro-batches."""
-    regularized = [i for i, variable in enumerate(variables) if variable.regularizer is not None]
     with tf.GradientTape() as tape:
         loss = regularization_loss(variables)
         scaled = loss * tf.cast(scale, loss.dtype)
-    own = tape.gradient(scaled, [variables[i].value for i in regularized])
+    own = tape.gradient(scaled, [variable.value for variable in variables])  # a regularizer may read other variables
     gradients = list(gradients)
-    for i, gradient in zip(regularized, own):
-        gradients[i] = gradient if gradients[i] is None else gradients[i] + gradient
+    for i, gradient in enumerate(own):
+        if gradient is not None:
+            gradients[i] = gradient if gradients[i] is None else gradients[i] + gradient
     return loss, gradients
 
 

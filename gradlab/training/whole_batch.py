@@ -97,7 +97,7 @@ class Whole(NamedTuple):
         masks: for each prediction its mask, or None.
     """
 
-    loss: WholeBatch
+    loss: keras.losses.Loss
     targets: Any
     predictions: Any
     weights: Any
@@ -114,10 +114,10 @@ class Whole(NamedTuple):
             if mask is not None:
                 internals.set_mask(tensor, mask)
         with internals.undivided_losses():
-            return self.loss(self.targets, self.predictions, self.weights)
+            return tf.reduce_sum(self.loss(self.targets, self.predictions, self.weights))
 
 
-def seen_by(loss: WholeBatch, y: Any, y_pred: Any, sample_weight: Any) -> Whole:
+def seen_by(loss: keras.losses.Loss, y: Any, y_pred: Any, sample_weight: Any) -> Whole:
     """What a loss sees of a micro-batch."""
     masks = [internals.mask_of(tensor) for tensor in tf.nest.flatten(y_pred)]
     return Whole(loss, y, y_pred, sample_weight, masks)
@@ -202,7 +202,7 @@ def losses_and_slopes(wholes: list[Whole], scale: tf.Tensor, examples: tf.Tensor
         variables: the variables that are trained.
 
     Raises:
-        ValueError: a loss does not depend on the predictions.
+        ValueError: a `WholeBatch` does not depend on the predictions.
     """
     losses, all_slopes, own, rows = [], [], [], _own_rows(examples)
     for whole in wholes:
@@ -212,7 +212,8 @@ def losses_and_slopes(wholes: list[Whole], scale: tf.Tensor, examples: tf.Tensor
             loss = whole.value()
             scaled = loss * tf.cast(scale, loss.dtype)
         found, of_variables = tape.gradient(scaled, [predictions, variables])
-        if all(slope is None for slope in found):
+        # A function may switch an output off with a constant.
+        if isinstance(whole.loss, WholeBatch) and all(slope is None for slope in found):
             raise ValueError(
                 f"{whole.loss.name} must depend on the predictions. Received: a loss that is constant in them"
             )

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import keras
@@ -10,9 +9,9 @@ import tensorflow as tf
 
 from gradlab._batches import Cut, equal_nests, examples_of, map_tensors, spec_of, steps_of
 from gradlab.training import _keras_internals as internals
-from gradlab.training.additivity import Additivity, Halves, factors
+from gradlab.training.additivity import Additivity, Halves
 from gradlab.training.in_flight import AS_ASKED, InFlight, choose
-from gradlab.training.input_checks import check_stateless, checked_batch
+from gradlab.training.input_checks import check_stateless, checked_batch, label_rules
 from gradlab.training.objective import Objective, total_loss
 from gradlab.training.padded_metrics import means_over_tokens
 from gradlab.training.plan import Plan, make_plan
@@ -34,6 +33,7 @@ class Passed(NamedTuple):
         unit: the number by which weights were divided while gradients were summed.
         is_mean: whether that makes the sums of gradients means already.
         remember: a function () that keeps what the window shows of its losses, to be called if the window counts.
+        kept: the values before the window of the variables that it assigned at once.
     """
 
     plan: Plan
@@ -45,6 +45,7 @@ class Passed(NamedTuple):
     unit: Any
     is_mean: bool
     remember: Callable[[], None]
+    kept: list
 
     def named_logs(self) -> dict:
         """The logs by name; None for those of the losses."""
@@ -87,13 +88,12 @@ class WindowPass:
         self.in_flight = None if in_flight == "auto" else InFlight(int(in_flight), AS_ASKED)
         self._additivity = Additivity()
         self._traced: tuple[Any, Traced] | None = None  # handed from `choose` to the next window of these types
-        self._names: list[str] = []  # of the losses that are judged; the last of them must be sums
-        self._sums = 0
+        self._compared: tuple[list[str], list[str]] = [], []  # names of losses, and what each is said to be
 
     def build(self) -> None:
         """Creates the variables of the pass; with several replicas, call it in the strategy's scope."""
         self._additivity.build()
-        if tf.distribute.get_strategy().num_replicas_in_sync == 1:
+        if not tf.distribute.has_strategy():  # replicas run in threads of their own, each of which has another one
             internals.create_global_seed()
 
     def choose(self, batch: tuple, accumulators: int) -> InFlight:
@@ -113,6 +113,13 @@ class WindowPass:
             self.in_flight = choose(trace, self.microbatch_size, accumulators)
         return self.in_flight
 
+    def label_rules(self, specs: tuple) -> list[tuple]:
+        """The rules for targets like these, as `gradlab.training.input_checks.label_rules` gives them."""
+        specs = map_tensors(spec_of, specs)
+        traced = self._trace(specs)
+        self._traced = specs, traced  # the update needs it next
+        return label_rules(traced.y, traced.terms)
+
     def _trace(self, specs: tuple) -> Traced:
         """What one forward pass shows."""
         kept, self._traced = self._traced, None
@@ -124,7 +131,7 @@ class WindowPass:
 
     def warnings(self) -> list[str]:
         """What a user should know of losses that gradlab cannot add up or check, once, after the first window."""
-        return self._additivity.warnings(self._names, self._sums)
+        return self._additivity.warnings(*self._compared)
 
     def __call__(
         self,
@@ -156,21 +163,28 @@ class WindowPass:
             size,
             training=self._training,
             skip_nonfinite=self._loop.skip_nonfinite,
+            jit=self._jit and self._training,
         )
         first, examples = plan.state.begin(), examples_of(batch[0])
-        kinds, remember = self._kinds(plan, first, batch, size if cut is None else tf.reduce_min(cut.sizes))
-        if kinds is not None:
-            with tf.control_dependencies([kinds]):  # a loss that is refused must not leave an update behind
+        kept = [one.value() for one in plan.direct]
+        count = 1 if plan.direct else in_flight.count
+        seen = self._compare(plan, first, batch, size if cut is None else tf.reduce_min(cut.sizes))
+        remember = lambda: None if seen is None else self._additivity.remember(seen)  # noqa: E731
+        if seen is not None:
+            plan.give_back(kept)
+            with tf.control_dependencies([seen]):  # a loss that is refused must not leave an update behind
                 batch = map_tensors(tf.identity, batch)
         unit, is_mean = self._unit(plan, tf.cast(examples, dtype), size)
         scale, between = tf.cast(scale, dtype), Between()
         batch = checked_batch(batch, plan.labels)
         collected = Collected(list(plan.whole.values()))
         if self._training and plan.whole:
-            wholes = self._first_pass(plan, collected, batch, size, in_flight.count)
+            wholes = self._first_pass(plan, collected, batch, size, count, kept)
+            plan.give_back(kept)
             between = losses_and_slopes(wholes, scale, examples, variables)
             collected = Collected([])
-        forward = self._forward(plan, scale, unit, examples, kinds, between.losses)
+            plan.give_back(kept)
+        forward = self._forward(plan, scale, unit, examples, between.losses, kept)
 
         def collect(microbatch, number, state):
             result, seen = forward(microbatch, state[:-1])
@@ -187,16 +201,21 @@ class WindowPass:
             (first, plan.state.averages.zeros(dtype), no_terms, plan.metrics.no_logs(), collected.begin(steps)),
             record=record,
             accumulators=accumulators,
-            loop=dataclasses.replace(self._loop, in_flight=in_flight.count),
+            loop=dataclasses.replace(self._loop, in_flight=count),
         )
         values, statistics, term_sums, logs, arrays = sums.state
-        losses = between.losses if self._training else [whole.value() for whole in collected.end(arrays)]
+        losses = between.losses
+        if not self._training:
+            after = [one.value() for one in plan.direct]
+            plan.give_back(kept)
+            losses = [whole.value() for whole in collected.end(arrays)]
+            plan.give_back(after)
         for i, loss in zip(plan.whole, losses):
             replicas = tf.distribute.get_replica_context().num_replicas_in_sync
             term_sums[i] = tf.cast(loss, dtype) / replicas, tf.ones([], dtype)
         weights = [plan.loss_weights[i] for i in plan.whole]
         sums = Sums(with_own(sums.gradients, between.own_gradients, weights), *sums[1:])
-        return Passed(plan, sums, values, statistics, term_sums, logs, unit, is_mean, remember)
+        return Passed(plan, sums, values, statistics, term_sums, logs, unit, is_mean, remember, kept)
 
     def _unit(self, plan: Plan, examples: tf.Tensor, size: Any) -> tuple:
         """The number by which weights are divided while gradients are summed, and whether that makes sums means.
@@ -212,13 +231,16 @@ class WindowPass:
             return examples, True
         return tf.cast(64 if isinstance(size, Cut) else size, self._loop.weight_dtype), False
 
-    def _first_pass(self, plan: Plan, collected: Collected, batch: tuple, size: Any, in_flight: int) -> list[Whole]:
+    def _first_pass(
+        self, plan: Plan, collected: Collected, batch: tuple, size: Any, in_flight: int, kept: list
+    ) -> list[Whole]:
         """What losses over the whole batch see of it."""
 
         @self._compiled
         def forward(microbatch, values):
+            plan.give_back(kept, counters=True)
             with plan.state.scope(values) as scope:
-                y_pred = self._model(microbatch[0], training=self._training)
+                y_pred = internals.outputs_of(self._model, microbatch[0], self._training)
                 terms = self._objective(microbatch, y_pred, scope.losses, examples_of(microbatch[0]))
             return plan.state.values(scope), [terms[i].whole.seen for i in plan.whole]
 
@@ -230,7 +252,7 @@ class WindowPass:
         return collected.end(accumulate(collect, [], batch, size, begin, loop=Loop(in_flight)).state[1])
 
     def _forward(
-        self, plan: Plan, scale: tf.Tensor, unit: Any, window: tf.Tensor, kinds: Any, whole_losses: Sequence
+        self, plan: Plan, scale: tf.Tensor, unit: Any, window: tf.Tensor, whole_losses: Sequence, kept: list
     ) -> Callable:
         """The forward pass of a micro-batch: a function (micro-batch, state) -> its `Microbatch`, and what losses over
         the whole batch see of it."""
@@ -238,18 +260,19 @@ class WindowPass:
 
         @self._compiled
         def forward(microbatch, state):
+            plan.give_back(kept, counters=True)
             (*microbatch, slopes), (values, statistics, term_sums, logs) = microbatch, state
             examples = examples_of(microbatch[0])
             share = tf.math.divide_no_nan(tf.cast(examples, dtype), tf.cast(window, dtype))
             with internals.undivided_losses(), plan.state.scope(values) as scope:
                 before = dict(scope.state_mapping)
-                y_pred = self._model(microbatch[0], training=self._training)
-                as_means = factors(kinds, examples, plan.examples, dtype) if plan.numbers or plan.adding else None
+                y_pred = internals.outputs_of(self._model, microbatch[0], self._training)
+                as_means = plan.factors(examples, dtype)
                 terms = self._objective(microbatch, y_pred, scope.losses, examples, as_means, slopes)
                 if self._with_metrics:
                     with means_over_tokens(self._model, plan.is_padded):
                         self._model.compute_metrics(*microbatch[:2], y_pred, microbatch[2])
-                    plan.metrics.weigh(scope, before, share, share if as_means is None else as_means[0] * share)
+                    plan.metrics.weigh(scope, before, share, as_means[0] * share if plan.numbers else share)
                 if plan.metrics.logs:
                     with internals.frozen_metrics(self._model):  # its logs, now that the increments are weighed
                         found = self._model.compute_metrics(*microbatch[:2], y_pred, microbatch[2])
@@ -273,18 +296,18 @@ class WindowPass:
     def _compiled(self, function: Callable) -> Callable:
         return tf.function(function, jit_compile=True, autograph=False) if self._jit else function
 
-    def _kinds(self, plan: Plan, values: list, batch: tuple, size: Any) -> tuple:
-        """Whether losses that are one number for a batch are means or sums, or None; and how to remember that."""
-        self._names, self._sums = plan.numbers + plan.adding + plan.unknown, len(plan.unknown)
-        if not self._names:
-            return None, lambda: None
+    def _compare(self, plan: Plan, values: list, batch: tuple, size: Any) -> tf.Tensor | None:
+        """Compares losses with what they are said to be, in the first windows: what to remember, or None."""
+        names = plan.numbers + plan.adding + plan.unknown
+        self._compared = names, plan.reductions + ["rows"] * len(plan.unknown)
+        if not names:
+            return None
         noisy = bool(plan.state.draws or plan.state.normalizing)
         training = self._training and not (noisy and self._adds_as_much(plan, values, batch))
 
         scope = lambda shift: plan.state.scope(plan.state.shifted(values, shift))  # noqa: E731
         losses = Halves(self._model, self._objective, scope, training, plan.adds, self._loop.weight_dtype)
-        found = self._additivity.kinds(self._names, len(plan.numbers), self._sums, losses, batch, size)
-        return found[0], partial(self._additivity.remember, found[1])
+        return self._additivity.check(*self._compared, losses, batch, size)
 
     def _adds_as_much(self, plan: Plan, values: list, batch: tuple) -> bool:
         """Whether the layers add as many losses without training, when dropout and the like draw nothing."""
@@ -293,7 +316,7 @@ class WindowPass:
         @tf.function(autograph=False)
         def evaluate(x):
             with plan.state.scope([v.value for v in plan.state.carried]) as scope:
-                self._model(x, training=False)
+                internals.outputs_of(self._model, x, False)
                 added.extend(scope.losses)
 
         evaluate.get_concrete_function(map_tensors(spec_of, batch[0]))

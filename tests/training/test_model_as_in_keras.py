@@ -264,22 +264,26 @@ ADDED = {
     "one for each feature": lambda x: ops.mean(x**2, axis=0),
     "integers": lambda x: ops.sum(ops.cast(x > 0, "int32")),
 }
+ADDED_ARE = {"mean": "mean", "sum": "sum", "example": "sum", "feature": "mean", "integers": "sum"}
 
 
 def test_losses_that_layers_add(recwarn):
     """Each kind has a branch of its own, so that the branch's weights tell which kind is wrong."""
 
+    def dense(kind):
+        return keras.layers.Dense(3, "tanh", name=kind.replace(" ", "_"))
+
     def build():
         inputs = keras.Input([4])
         branches = [
-            Adds(function)(keras.layers.Dense(3, "tanh", name=kind.replace(" ", "_"))(inputs))
-            for kind, function in ADDED.items()
+            Adds(function, name=f"adds_{kind.split()[-1]}")(dense(kind)(inputs)) for kind, function in ADDED.items()
         ]
         return keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Concatenate()(branches)))
 
     optimizer = keras.optimizers.SGD(0.01)
-    assert_equal(build, compiled_fit(optimizer, "mse"), 1, 8)
-    assert_equal(build, compiled_fit(optimizer, "mse", evaluates=True), 3)
+    said = {f"adds_{kind}": reduction for kind, reduction in ADDED_ARE.items()}
+    assert_equal(build, compiled_fit(optimizer, "mse"), 1, 8, batch_losses=said)
+    assert_equal(build, compiled_fit(optimizer, "mse", evaluates=True), 3, batch_losses=said)
     assert not [warning for warning in recwarn if "add" in str(warning.message)]
 
 
@@ -292,7 +296,7 @@ def test_an_added_loss_beside_losses_of_other_divisors():
 
     tokens = np.where(np.arange(5) < GENERATOR.integers(1, 6, (19, 1)), GENERATOR.integers(1, 7, (19, 5)), 0)
     run = compiled_fit(keras.optimizers.SGD(0.01), "mse", x=tokens, y=GENERATOR.normal(size=(19, 5, 1)))
-    assert_equal(build, run, 3)
+    assert_equal(build, run, 3, batch_losses="sum")
 
 
 def balance(x):
@@ -301,12 +305,26 @@ def balance(x):
 
 
 @pytest.mark.parametrize("b", [1, 8])
-def test_an_added_loss_that_is_not_additive_is_named_once(b):
-    model = gradlab.microbatched(sequential(Adds(balance, name="router")), b)
+def test_an_added_loss_that_is_not_additive_is_refused(b):
+    model = gradlab.microbatched(sequential(Adds(balance, name="router")), b, batch_losses="mean")
     model.compile("sgd", "mse")
-    with pytest.warns(UserWarning, match="^router adds a loss that is neither a mean nor a sum") as warned:
+    with pytest.raises(ValueError, match="^router must be a mean over the examples, as batch_losses.*Received: "):
         model.fit(X, Y, **FIT)
-    assert sum("router" in str(warning.message) for warning in warned) == 1
+    assert int(model.optimizer.iterations) == 0
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_an_added_loss_of_which_nothing_is_said_is_refused(trains):
+    model = gradlab.microbatched(sequential(Adds(ADDED["mean"], name="adds")), 4)
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match='^adds gives one number for the whole batch.* say batch_losses="mean"'):
+        model.fit(X, Y, **FIT) if trains else model.evaluate(X, Y, verbose=0)
+
+
+@pytest.mark.parametrize("said", ["median", {"adds": "both"}, 3])
+def test_what_is_said_of_losses_must_be_known(said):
+    with pytest.raises(ValueError, match="^batch_losses must be .* Received: "):
+        gradlab.microbatched(sequential(), 4, batch_losses=said)
 
 
 def test_an_added_loss_of_random_numbers_is_not_judged():
@@ -316,14 +334,14 @@ def test_an_added_loss_of_random_numbers_is_not_judged():
     seed = keras.random.SeedGenerator(3)
     layer = Adds(noisy, name="sampler")
     layer.seed = seed
-    model = gradlab.microbatched(sequential(layer), 4)
+    model = gradlab.microbatched(sequential(layer), 4, batch_losses="mean")
     model.compile("sgd", "mse")
-    with pytest.warns(UserWarning, match="^sampler draws random numbers for its loss, so gradlab cannot check"):
-        model.fit(X, Y, **FIT)
+    model.fit(X, Y, **FIT)
+    assert int(model.optimizer.iterations) == 6
 
 
 def test_dropout_before_an_added_loss_is_no_reason_to_warn(recwarn):
-    model = gradlab.microbatched(sequential(keras.layers.Dropout(0.5), Adds(ADDED["mean"])), 4)
+    model = gradlab.microbatched(sequential(keras.layers.Dropout(0.5), Adds(ADDED["mean"])), 4, batch_losses="mean")
     model.compile("sgd", "mse")
     model.fit(X, Y, **FIT)
     assert not [warning for warning in recwarn if "loss" in str(warning.message)]
@@ -447,10 +465,11 @@ def test_own_loss(model, sizes):
     layers = lambda: [keras.Input([4]), keras.layers.Dense(3, "tanh", kernel_regularizer="l2"), keras.layers.Dense(1)]  # noqa: E731
     fit = FIT | {"sample_weight": np.linspace(0.5, 2, 19)}
     loss = "mse" if model is MoreThanTheLoss else None
+    said = "sum" if model is SumLoss else "mean"
     for evaluates, some in [(True, (3,)), (False, sizes)]:
         if some:
             run = compiled_fit(keras.optimizers.SGD(0.01), loss, fit=fit, evaluates=evaluates)
-            assert_equal(lambda: model(layers()), run, *some)
+            assert_equal(lambda: model(layers()), run, *some, batch_losses=said)
 
 
 class WholeBatch(keras.losses.Loss):
@@ -546,13 +565,15 @@ def test_own_loss_of_several_parts():
     build = lambda: Twice([keras.Input([4]), keras.layers.Dense(1)])  # noqa: E731
     run = compiled_fit("sgd", ["mse", "mae"], y=(Y, Y + 1), fit=FIT | {"batch_size": 19}, evaluates=True)
     # Eagerly, Keras weights an output's loss over the ragged tail of an evaluation in another way.
-    plain, _ = assert_equal(build, run, 3, eager=False)
+    plain, _ = assert_equal(build, run, 3, eager=False, batch_losses="mean")
     assert {"history mse_loss", "history mae_loss"} <= set(plain)
 
 
 def test_own_loss_eagerly():
     build = lambda: OwnLoss([keras.Input([4]), keras.layers.Dense(1)])  # noqa: E731
-    assert_equal(build, compiled_fit("sgd", run_eagerly=True, fit=FIT | {"epochs": 1}, evaluates=True), 3)
+    assert_equal(
+        build, compiled_fit("sgd", run_eagerly=True, fit=FIT | {"epochs": 1}, evaluates=True), 3, batch_losses="mean"
+    )
 
 
 def test_own_loss_with_random_numbers():
@@ -568,8 +589,8 @@ def test_own_loss_with_random_numbers():
         model.seed = keras.random.SeedGenerator(1)
         return model
 
-    assert_equal(build, compiled_fit("sgd", fit=FIT | {"batch_size": 19}), 19)
-    small = train(build, compiled_fit("sgd"), 3)
+    assert_equal(build, compiled_fit("sgd", fit=FIT | {"batch_size": 19}), 19, batch_losses="mean")
+    small = train(build, compiled_fit("sgd"), 3, batch_losses="mean")
     assert np.isfinite(small["history loss"]).all()
 
 
@@ -578,10 +599,10 @@ def test_own_loss_that_is_no_mean_and_no_sum():
         def compute_loss(self, x, y, y_pred, sample_weight=None):
             return ops.mean((y_pred - ops.mean(y_pred)) ** 2)
 
-    model = gradlab.microbatched(Contrasts([keras.Input([4]), keras.layers.Dense(1)]), 4)
+    model = gradlab.microbatched(Contrasts([keras.Input([4]), keras.layers.Dense(1)]), 4, batch_losses="mean")
     model.compile("sgd")
     before = model.get_weights()
-    with pytest.raises(ValueError, match=r"^compute_loss must be a mean or a sum over the examples.*Received: \S+ "):
+    with pytest.raises(ValueError, match=r"^compute_loss must be a mean over the examples.*Received: \S+ "):
         model.fit(X, Y, **FIT)
     for one, other in zip(before, model.get_weights()):
         np.testing.assert_array_equal(one, other)

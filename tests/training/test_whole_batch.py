@@ -430,7 +430,7 @@ def test_beside_an_ordinary_loss_and_losses_that_layers_add(weights, float64):
     expected, optimizer = build(), OPTIMIZERS["adam"]()
     start = expected.get_weights()
     losses = large_batch_fit(expected, optimizer, both, windows_of((x, y), batch_size=8))
-    model = gradlab.microbatched(build(), 3)
+    model = gradlab.microbatched(build(), 3, batch_losses="mean")
     model.compile(OPTIMIZERS["adam"](), [gradlab.WholeBatch(hardest_triplets), "mse"], loss_weights=weights)
     history = model.fit(x, y, batch_size=8, shuffle=False, verbose=0).history
     held_against(expected.get_weights(), model.get_weights(), start)
