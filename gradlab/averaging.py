@@ -32,7 +32,7 @@ def average_gradients(tower_grads: Sequence[Sequence[tuple]], weights: Sequence 
 
     Raises:
         ValueError: there are no towers, the towers have different variables, a gradient differs from its variable in
-            shape or type, or the weights do not match the towers.
+            shape or type, the weights do not match the towers, or a weight is negative or not finite.
 
     Example:
         >>> w = tf.Variable([1.0, 2.0], name="w")
@@ -190,8 +190,24 @@ def _checked_weights(weights: Sequence, towers: int) -> list:
     weights = list(weights)
     if len(weights) != towers:
         raise ValueError(f"weights must have one number for each of the {towers} towers. Received: {weights!r}")
-    if all(isinstance(weight, Real) for weight in weights) and (
-        not all(math.isfinite(weight) and weight >= 0 for weight in weights) or sum(weights) <= 0
-    ):
+    numbers = [_number(weight) for weight in weights]
+    if None not in numbers and not (all(0 <= number < math.inf for number in numbers) and sum(numbers) > 0):
         raise ValueError(f"weights must be finite, 0 or more, and not all 0. Received: {weights!r}")
     return weights
+
+
+def _number(weight: Any) -> float | None:
+    """A weight as a number; None if it is known only when the graph runs.
+
+    Raises:
+        ValueError: it is not one real number.
+    """
+    if isinstance(weight, Real):
+        return float(weight)
+    try:
+        tensor = tf.convert_to_tensor(weight)
+    except (TypeError, ValueError):
+        raise ValueError(f"weights must be real numbers or scalar tensors. Received: {weight!r}") from None
+    if tensor.shape.rank not in (None, 0) or not (tensor.dtype.is_floating or tensor.dtype.is_integer):
+        raise ValueError(f"weights must be real numbers or scalar tensors. Received: {weight!r}")
+    return float(tensor) if tf.executing_eagerly() else None

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from gradlab import _checks
 from gradlab._batches import microbatches
 from gradlab._graph_rewrites import additions_to_keep
 from gradlab.averaging import accumulation_dtype, all_finite, divide, mean_norms, squared_norm
@@ -86,6 +87,9 @@ class Loop:
         skip_nonfinite: whether to leave out and count a micro-batch with NaN or inf in its loss or gradient.
         stopped: a function without arguments -> a boolean scalar, called before each micro-batch. Once it returns True
             the loop ends; the losses and weights of the remaining micro-batches are 0.
+
+    Raises:
+        ValueError: a setting out of range.
     """
 
     in_flight: int = 1
@@ -95,6 +99,13 @@ class Loop:
     axis: int = 0
     skip_nonfinite: bool = False
     stopped: Callable[[], tf.Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        _checks.positive_integer("in_flight", self.in_flight)
+        _checks.floating_dtype("dtype", self.dtype)
+        _checks.floating_dtype("weight_dtype", self.weight_dtype)
+        _checks.natural_number("axis", self.axis)
+        _checks.boolean("skip_nonfinite", self.skip_nonfinite)
 
 
 def accumulate(
@@ -216,8 +227,8 @@ def window_gradients(
         A `Window`.
 
     Raises:
-        ValueError: tensors of different lengths, a microbatch_size that is not a positive integer, or a loss that is
-            not one number for each example.
+        ValueError: tensors of different lengths, a microbatch_size that is not a positive integer, weights that are
+            not floating-point numbers, or a loss that is not one number for each example.
 
     Example:
         >>> w = tf.Variable(2.0)
@@ -228,6 +239,8 @@ def window_gradients(
         (18.6667, array([10., 36.], dtype=float32))
     """
     dtype = weights.dtype
+    if not tf.as_dtype(dtype).is_floating:
+        raise ValueError(f"weights must be floating-point numbers. Received: {tf.as_dtype(dtype).name}")
     # Shares are weights divided by the micro-batch size, so that summed gradients are as large as those of a mean loss.
     size = tf.cast(microbatch_size, dtype)
 

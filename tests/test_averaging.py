@@ -92,6 +92,12 @@ G = tf.ones([2])
         ([[(G, W)], [(G, W)]], [0, 0], r"not all 0. Received: \[0, 0\]"),
         ([[(G, W)], [(G, W)]], [1, -1], r"finite, 0 or more, and not all 0. Received: \[1, -1\]"),
         ([[(G, W)], [(G, W)]], [1, float("nan")], r"finite, .* Received: \[1, nan\]"),
+        ([[(G, W)], [(G, W)]], [1, tf.constant(np.nan)], r"finite, .* Received: \[1, <tf.Tensor.*nan>\]"),
+        ([[(G, W)], [(G, W)]], [tf.constant(2), tf.constant(-1)], "finite, 0 or more, and not all 0. Received: "),
+        ([[(G, W)], [(G, W)]], [np.array(0), tf.constant(0.0)], "finite, 0 or more, and not all 0. Received: "),
+        ([[(G, W)], [(G, W)]], [[1], [2]], r"weights must be real numbers or scalar tensors. Received: \[1\]"),
+        ([[(G, W)], [(G, W)]], [1j, 2], "weights must be real numbers or scalar tensors. Received: 1j"),
+        ([[(G, W)], [(G, W)]], ["1", "2"], "weights must be real numbers or scalar tensors. Received: '1'"),
     ],
 )
 def test_invalid_input_raises_an_error_with_the_rule_and_the_value(towers, weights, sentence):

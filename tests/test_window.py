@@ -258,3 +258,26 @@ def test_a_fused_batch_normalization():
         else:
             with pytest.raises(ValueError, match="in_flight must be 1 with a fused batch normalization. Received: 2, "):
                 window()
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ({"in_flight": 0}, "in_flight must be a positive integer. Received: 0"),
+        ({"in_flight": 10**30}, "in_flight must be at most 2147483647. Received: 10+"),
+        ({"dtype": "int32"}, "dtype must be None or a floating-point type, such as float32. Received: 'int32'"),
+        ({"weight_dtype": tf.complex64}, "weight_dtype must be .* floating-point type.* Received: tf.complex64"),
+        ({"axis": -1}, "axis must be an integer of 0 or more. Received: -1"),
+        ({"skip_nonfinite": "no"}, "skip_nonfinite must be True or False. Received: 'no'"),
+    ],
+)
+def test_settings_of_the_loop_are_checked(setting, sentence):
+    with pytest.raises(ValueError, match=f"^{sentence}$"):
+        Loop(**setting)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "complex64"])
+def test_weights_are_floating_point_numbers(dtype):
+    w = tf.Variable(2.0)
+    with pytest.raises(ValueError, match=f"^weights must be floating-point numbers. Received: {dtype}$"):
+        window_gradients(lambda x, number: w * x, [w], tf.ones([4]), tf.ones([4], dtype), 2)

@@ -329,8 +329,8 @@ def test_a_loop_that_ends_the_process_is_not_clean(code):
         return planted()(problem)
 
     sentence = (
-        "train must return, not end the process, which would end the audit before it is complete. The audit was running "
-        f'the probe "Adam". Received: SystemExit\\({code!r}\\)'
+        "train must return, not end the process, which would end the audit before it is complete. "
+        f'The audit was running the probe "Adam". Received: SystemExit\\({code!r}\\)'
     )
     with pytest.raises(ValueError, match=f"^{sentence}$"):
         gradlab.audit(train)
