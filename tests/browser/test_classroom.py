@@ -84,9 +84,9 @@ def test_visitors_share_the_trainers_and_leave_nothing_behind(classroom, browser
     long_run(one)
     other = server.page(browser)
     other.wait_for("waiting for a trainer: place 1 in the queue")
-    third = server.page(browser)
-    third.wait_for("the classroom is full: it has 2 visitors. Try again later")
-    third.page.context.close()
+    third = server.open(browser)
+    third.get_by_text("The classroom is full: it has 2 visitors. This page tries again every 3 seconds.").wait_for()
+    third.context.close()
 
     one.page.reload()  # its run ends, and the other one's begins
     other.wait_for("finished")
@@ -174,15 +174,16 @@ def test_a_killed_browser_and_a_lost_network_leave_nothing_behind(classroom, bro
     silent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert silent.stdout.readline() == "trains\n"
-        third = server.page(browser)
-        third.wait_for("the classroom is full: it has 2 visitors")
+        third = server.open(browser)
+        third.get_by_text("The classroom is full: it has 2 visitors").wait_for()
         silent.send_signal(signal.SIGSTOP)  # its connection stays open, and nobody answers
-        run_as_soon_as_possible(third)
+        third.locator(".gradlab-lab").wait_for()  # the page has loaded again by itself
+        run_as_soon_as_possible(Lab(third))
     finally:
         silent.kill()
         silent.communicate()
-    for each in (lab, third):
-        each.page.context.close()
+    for page in (lab.page, third):
+        page.context.close()
 
 
 def test_an_idle_visitor_is_told_and_released(classroom, browser):

@@ -56,16 +56,21 @@ class Classroom:
     def trainers(self) -> set[int]:
         return self.children("spawn_main")
 
+    def open(self, browser, query: str = ""):
+        """A page that has begun to load."""
+        page = new_page(browser, viewport={"width": 1280, "height": 800}, accept_downloads=True)
+        page.on("request", lambda request: self.hosts.add(urllib.parse.urlsplit(request.url).netloc))
+        page.goto(f"http://127.0.0.1:{self.port}/{query}", wait_until="domcontentloaded")
+        return page
+
     def page(self, browser, query: str = "") -> Lab:
         """A visitor's page with a lab. When none appears, the test says what the page and the server said."""
-        page = new_page(browser, viewport={"width": 1280, "height": 800}, accept_downloads=True)
+        page = self.open(browser, query)
         said: list[str] = []
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
         page.on("requestfailed", lambda request: said.append(f"{request.url}: {request.failure}"))
         page.on("response", lambda answer: answer.status >= 400 and said.append(f"{answer.url}: {answer.status}"))
-        page.on("request", lambda request: self.hosts.add(urllib.parse.urlsplit(request.url).netloc))
-        page.goto(f"http://127.0.0.1:{self.port}/{query}", wait_until="domcontentloaded")
         try:
             page.locator(".gradlab-lab").wait_for()
         except PlaywrightTimeout:
