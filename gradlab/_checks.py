@@ -22,7 +22,7 @@ def positive_integer(name: str, value: Any, otherwise: str = "") -> None:
     """
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise ValueError(f"{name} must be {otherwise}a positive integer. Received: {value!r}")
-    if value > LARGEST:
+    if int(value) > LARGEST:
         raise ValueError(f"{name} must be at most {LARGEST}. Received: {value!r}")
 
 

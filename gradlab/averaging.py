@@ -190,8 +190,9 @@ def _checked_weights(weights: Sequence, towers: int) -> list:
     weights = list(weights)
     if len(weights) != towers:
         raise ValueError(f"weights must have one number for each of the {towers} towers. Received: {weights!r}")
-    numbers = [_number(weight) for weight in weights]
-    if None not in numbers and not (all(0 <= number < math.inf for number in numbers) and sum(numbers) > 0):
+    known = [number for number in map(_number, weights) if number is not None]
+    is_right = all(0 <= number < math.inf for number in known)
+    if not is_right or (len(known) == towers and sum(known) <= 0):
         raise ValueError(f"weights must be finite, 0 or more, and not all 0. Received: {weights!r}")
     return weights
 

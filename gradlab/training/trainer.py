@@ -110,6 +110,7 @@ class Trainer:
         self._settings = {
             "loss": loss,
             "loss_weights": loss_weights,
+            "batch_losses": batch_losses,
             **({} if self._auto is not None else {"microbatch_size": microbatch_size}),
             "replicas": self.strategy.num_replicas_in_sync,
             "accumulation": accumulation,
