@@ -187,13 +187,16 @@ def test_a_killed_browser_and_a_lost_network_leave_nothing_behind(classroom, bro
 
 
 def test_an_idle_visitor_is_told_and_released(classroom, browser):
-    server = classroom("--trainers=1", "--idle=3")
+    server = classroom("--trainers=1", "--visitors=1", "--idle=3")
     lab = server.page(browser)
     lab.wait_for("released after 0.05 minutes without a run: reload the page to go on")
     lab.page.screenshot(path=SCREENSHOTS / "classroom_idle.png")
+    other = server.page(browser)  # the place is free, although the first page is still open
+    other.wait_for("released")
     lab.page.reload()
     Lab(lab.page).wait_for("finished")
-    lab.page.context.close()
+    for each in (lab, other):
+        each.page.context.close()
 
 
 def test_a_classroom_on_a_cluster_survives_a_worker_and_the_scheduler(classroom, browser, tmp_path):

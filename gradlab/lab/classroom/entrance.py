@@ -41,7 +41,7 @@ class Entrance(TornadoVoilaHandler):
             await super().get(path)
             return
         kernels, visitors = self.kernel_manager, self.settings[VISITORS]
-        Entrance.entered = {kernel for kernel in self.entered if kernel in kernels}
+        Entrance.entered -= {kernel for kernel in list(self.entered) if not await _is_alive(kernels, kernel)}
         if self.arriving + len(self.entered) >= visitors:
             self.set_status(503)
             self.set_header("Refresh", str(AGAIN_SECONDS))
@@ -63,6 +63,11 @@ class Entrance(TornadoVoilaHandler):
         """Is not arriving any more."""
         Entrance.arriving -= 1
         self._arrival = None
+
+
+async def _is_alive(kernels: Any, kernel: str) -> bool:
+    """Whether a kernel runs. The page of one that was released may still be open."""
+    return kernel in kernels and await ensure_async(kernels.get_kernel(kernel).is_alive())
 
 
 class _Arrival:
