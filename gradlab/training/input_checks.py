@@ -29,6 +29,12 @@ def check_model(model: Any, optimizer: Any, strategy: tf.distribute.Strategy, sk
             "A model must have trainable variables to be trained. "
             f"Received: {model.name}, with none among its {len(model.variables)} variables"
         )
+    for name in ("train_step", "compute_loss"):
+        if has_own(model, name):
+            raise ValueError(
+                f"model must not have a {name} of its own, which a Trainer does not call: give the Trainer a loss, or "
+                f"use gradlab.microbatched or gradlab.value_and_gradients. Received: {type(model).__name__}.{name}"
+            )
     check_no_accumulation(optimizer)
     for kind, owner, variable in (
         ("model", model, model.trainable_weights[0]),
@@ -183,6 +189,21 @@ def checked_batch(batch: tuple, rules: list[tuple]) -> tuple:
         checks.append(tf.debugging.Assert(tf.equal(tf.size(wrong), 0), [rule, wrong]))
     with tf.control_dependencies([check for check in checks if check is not None]):
         return map_tensors(tf.identity, batch)
+
+
+@contextlib.contextmanager
+def graph_errors(model: keras.Model) -> Iterator[None]:
+    """Says of a model that runs eagerly that its code must not need numbers, if it fails because it does."""
+    try:
+        yield
+    except (AttributeError, NotImplementedError, TypeError) as error:
+        is_of_graph = isinstance(error, (NotImplementedError, tf.errors.OperatorNotAllowedInGraphError))
+        if not model.run_eagerly or not (is_of_graph or "SymbolicTensor" in str(error)):
+            raise
+        raise ValueError(
+            "A model with run_eagerly=True must not need the numbers of a batch, such as those of `numpy()`: gradlab "
+            f"computes micro-batches in a graph. Received: {type(error).__name__} in {model.name}"
+        ) from error
 
 
 @contextlib.contextmanager

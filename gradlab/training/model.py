@@ -27,6 +27,7 @@ from gradlab.training.input_checks import (
     check_no_accumulation,
     check_preparable,
     check_stateless,
+    graph_errors,
     one_sentence_errors,
 )
 from gradlab.training.metrics import has_own, logs_of
@@ -88,8 +89,8 @@ def microbatched(
             needs the least memory. More save time on several cores, and each has activations and gradients of its own.
             "auto": one for each core of a CPU if those of all but the first (for an automatic size, of one example) are
             small: at most 128 MiB or twice the accumulators, and a quarter of what is left; one on a GPU. `fit` tells.
-        batch_losses: what losses are that give one number for a batch: "mean" or "sum" over its examples, or a dict
-            with that for the names of layers, of losses, or "compute_loss". They come from `add_loss` in a layer, from a
+        batch_losses: what losses are that give one number for a batch: "mean" or "sum" over them, or a dict with
+            that for the names of layers, of losses, or "compute_loss". They come from `add_loss` in a layer, from a
             `compute_loss` of the model's own, or from a function that returns a scalar. None: a function is computed
             over the whole batch, in two passes; the others are refused, except for Keras' activity regularizers, which
             are known.
@@ -290,18 +291,22 @@ class _Steps:
         """
         model, name = self._model, f"{kind}_function"
         if getattr(model, name) is not None and not force:
-            return getattr(model, name)
+            return self._original(f"make_{name}")() if self._makes_own(name) else getattr(model, name)
         with internals.without_xla(model):
             self._original(f"make_{name}")(True)
         made = getattr(model, name)
         if not self._makes_own(name):
             made = in_one_call(model, kind, made)
+        elif kind == "train" and self._auto is not None:
+            raise ValueError(
+                f'microbatch_size must be a number for a model with a make_{name} of its own. Received: "auto"'
+            )
         if kind == "train" and self._auto is not None:
             made = AutoSteps(model, getattr(model, name), self._update, self._auto, self._say)
 
         def function(data):
             nonlocal before
-            with one_sentence_errors():
+            with one_sentence_errors(), graph_errors(model):
                 if before is not None:
                     data = self._build(data, kind == "train", before)
                 before = None

@@ -74,9 +74,9 @@ def apply_gradients(optimizer: Any, gradients: list, variables: list, only_if: t
     if tf.distribute.has_strategy():
         internals.take_gradients_as_summed(optimizer)
     if only_if is None:
-        optimizer.apply(gradients, variables)
+        _apply(optimizer, gradients, variables)
     elif replicas == 1:
-        tf.cond(only_if, lambda: _zero_after(optimizer.apply(gradients, variables)), lambda: 0)
+        tf.cond(only_if, lambda: _apply(optimizer, gradients, variables), lambda: 0)
     else:
         # Replicas cannot wait for each other inside a branch, so one branch is taken for all of them together.
         context.merge_call(_apply_on_each(optimizer, variables), args=(gradients, only_if))
@@ -85,7 +85,7 @@ def apply_gradients(optimizer: Any, gradients: list, variables: list, only_if: t
 def _apply_on_each(optimizer: Any, variables: list) -> Callable:
     def merged(strategy, gradients, only_if):
         def apply():
-            strategy.extended.call_for_each_replica(optimizer.apply, args=(gradients, variables))
+            strategy.extended.call_for_each_replica(_apply, args=(optimizer, gradients, variables))
             return 0
 
         tf.cond(strategy.experimental_local_results(only_if)[0], apply, lambda: 0)
@@ -93,5 +93,7 @@ def _apply_on_each(optimizer: Any, variables: list) -> Callable:
     return merged
 
 
-def _zero_after(_: Any) -> int:
+def _apply(optimizer: Any, gradients: list, variables: list) -> int:
+    """Applies gradients by the method that Keras' `fit` calls, which an optimizer may have of its own."""
+    optimizer.apply_gradients(zip(gradients, variables))
     return 0
