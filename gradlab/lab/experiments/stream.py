@@ -121,6 +121,8 @@ class There:
                 future = worker.checked_executor(self._executor).submit(train_and_send, *work)
             except ConnectionError as error:
                 raise Failed(str(error), "") from error
+            if getattr(self._executor, "reads_ahead", False):
+                future.add_done_callback(calls.refuse)
             try:
                 for attempt in range(2):
                     answered, self.place = self._answered(calls, future), 0
@@ -216,6 +218,16 @@ class _Calls:
 
     def __exit__(self, *_: object) -> None:
         self._door.close()
+
+    def refuse(self, future: Any) -> None:
+        """Closes the connections that nobody has taken, if the job has failed: a paused lab takes none."""
+        if future.exception() is None:
+            return
+        with contextlib.suppress(queue.Empty):
+            while True:
+                line = self.accepted.get_nowait()
+                if line is not None:
+                    line.close()
 
 
 class _Ahead:

@@ -10,8 +10,9 @@ from lab_widgets import click, lab_threads, run_to_the_end, updates_made, wait_f
 import gradlab
 from gradlab.lab.classroom.hub import Hub
 from gradlab.lab.classroom.limits import Limits
+from gradlab.lab.classroom.trainer import LostTrainer
 from gradlab.lab.classroom.visitor import Visitor
-from gradlab.lab.experiments import door
+from gradlab.lab.experiments import door, stream
 from gradlab.lab.experiments.run import run
 from gradlab.lab.experiments.stream import train_and_send
 from gradlab.lab.widget.live_run import State
@@ -29,13 +30,37 @@ class TrainerHere:
         pass
 
 
+class LostAtFirst(TrainerHere):
+    """Is lost after the first update of its first run."""
+
+    def __init__(self):
+        self.is_new = True
+
+    def train(self, work):
+        if not self.is_new:
+            super().train(work)
+            return
+        self.is_new = False
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(stream, "_train", send_one_update)
+            super().train(work)
+        raise LostTrainer
+
+
+def send_one_update(line, experiment, stop, more):
+    line.send(("about", {}))
+    line.send(("updates", ([next(iter(stream.Here(experiment, stop)))], 0.0)))
+    door._hang_up(line)
+    raise OSError
+
+
 @pytest.fixture
 def classroom():
     """A function that opens a classroom with one trainer and these limits, and gives a function that makes labs."""
     with contextlib.ExitStack() as stack:
 
-        def open_hub(**limits):
-            hub = Hub([TrainerHere()], Limits(**limits))
+        def open_hub(trainer=None, **limits):
+            hub = Hub([trainer or TrainerHere()], Limits(**limits))
             stack.callback(hub.close)
 
             def make(**preset):
@@ -91,6 +116,19 @@ def test_a_long_run_ends_when_others_wait(classroom, is_paused):
     assert updates_made(one) > 5 and hub.waiting == 0
     one.run(updates=5)  # it has a turn again
     assert one.wait() is State.FINISHED
+
+
+def test_a_paused_lab_whose_trainer_was_lost_does_not_hold_the_next_one(classroom):
+    limits = ENDLESS.copy()
+    updates = limits.pop("updates")
+    _, make = classroom(LostAtFirst(), turn=0.5, **limits)
+    one, other = make(updates=updates, seeds=1), make(updates=5, seeds=1)
+    click(one, "step_microbatch")
+    wait_for_pause(one, "micro-batch 1 of 5")
+    run_to_the_end(other)
+    assert one.state is State.PAUSED
+    one.pause(False)
+    assert one.wait() is State.FAILED and "because others wait" in one.status
 
 
 def test_a_long_run_goes_on_when_nobody_waits(classroom):
