@@ -54,6 +54,12 @@ class StopSignals:
         self._received = number
 
 
+def sentence(number: int, windows: int) -> str:
+    """What a user should know when a signal ends the training run after so many windows."""
+    name = signal.Signals(number).name
+    return f"\ngradlab: {name} ends this run after update {windows}; the next one continues from its checkpoint"
+
+
 def _largest_of_all_workers(strategy: tf.distribute.Strategy) -> Callable[[int], int]:
     """A function (number) -> the largest number that a worker gave."""
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
@@ -62,12 +68,12 @@ def _largest_of_all_workers(strategy: tf.distribute.Strategy) -> Callable[[int],
     def gathered(number):
         return tf.distribute.get_replica_context().all_gather(tf.reshape(number, [1]), axis=0)
 
-    @tf.function(input_signature=[tf.TensorSpec([], tf.int32)], autograph=False)
+    @tf.function(input_signature=[tf.TensorSpec([], tf.int64)], autograph=False)
     def on_all(number):
         return strategy.run(gathered, args=(number,))
 
     def largest(number):
-        found = strategy.experimental_local_results(on_all(tf.constant(number)))[0]
+        found = strategy.experimental_local_results(on_all(tf.constant(number, tf.int64)))[0]
         return int(tf.reduce_max(found))
 
     return largest

@@ -22,7 +22,7 @@ from gradlab.training.objective import Objective
 from gradlab.training.replicas import is_chief, over_workers, replicas_here, rows_of_replica
 from gradlab.training.settings import learning_rate_variable, settings_of
 from gradlab.training.step import Step
-from gradlab.training.stopping import StopSignals
+from gradlab.training.stopping import StopSignals, sentence
 from gradlab.training.trainer_checks import check_dataset, check_options, checked_weights
 from gradlab.training.update import Outcome, WindowUpdate
 
@@ -314,6 +314,8 @@ class Trainer:
             if on_update is not None:
                 on_update(step)
             if stopped_by:
+                if bar is not None:
+                    print(sentence(stopped_by, done))
                 raise SystemExit(128 + stopped_by)
         return steps
 

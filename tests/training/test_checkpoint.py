@@ -492,6 +492,16 @@ def test_a_directory_is_free_again_after_an_error(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
+def test_a_run_says_which_signal_ended_it(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        trainer().fit(DATA, 9, checkpoint_dir=tmp_path, on_update=lambda step: signal.raise_signal(signal.SIGTERM))
+    said = capsys.readouterr().out
+    assert said.endswith(
+        "\ngradlab: SIGTERM ends this run after update 2; the next one continues from its checkpoint\n"
+    )
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
 def test_a_signal_in_the_last_update_is_not_lost(tmp_path):
     with pytest.raises(SystemExit) as ended:
         fit(trainer(), 2, tmp_path, on_update=lambda step: step.update == 2 and signal.raise_signal(signal.SIGUSR1))
