@@ -33,7 +33,6 @@ class Passed(NamedTuple):
         unit: the number by which weights were divided while gradients were summed.
         is_mean: whether that makes the sums of gradients means already.
         remember: a function () that keeps what the window shows of its losses, to be called if the window counts.
-        kept: the values before the window of the variables that it assigned at once.
     """
 
     plan: Plan
@@ -45,7 +44,6 @@ class Passed(NamedTuple):
     unit: Any
     is_mean: bool
     remember: Callable[[], None]
-    kept: list
 
     def named_logs(self) -> dict:
         """The logs by name; None for those of the losses."""
@@ -215,7 +213,7 @@ class WindowPass:
             term_sums[i] = tf.cast(loss, dtype) / replicas, tf.ones([], dtype)
         weights = [plan.loss_weights[i] for i in plan.whole]
         sums = Sums(with_own(sums.gradients, between.own_gradients, weights), *sums[1:])
-        return Passed(plan, sums, values, statistics, term_sums, logs, unit, is_mean, remember, kept)
+        return Passed(plan, sums, values, statistics, term_sums, logs, unit, is_mean, remember)
 
     def _unit(self, plan: Plan, examples: tf.Tensor, size: Any) -> tuple:
         """The number by which weights are divided while gradients are summed, and whether that makes sums means.
