@@ -33,6 +33,7 @@ LAB_MODULES = ("ipywidgets", "matplotlib", "PIL", "tqdm")  # one of them is impo
 # Modules that nothing imports unless it is asked for what they need.
 ON_DEMAND = {
     ("__main__.py",): {"distributed"},
+    ("lab", "classroom", "entrance.py"): {"tornado", "voila"},
     ("lab", "classroom", "kernels.py"): {"jupyter-server"},
     ("lab", "classroom", "page_socket.py"): {"jupyter-server", "tornado", "voila"},
     ("lab", "experiments", "cluster.py"): {"distributed"},
