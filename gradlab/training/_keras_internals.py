@@ -231,7 +231,12 @@ def is_by_example(loss: keras.losses.Loss) -> bool:
     """
     function = function_of_loss(loss)[0]
     own = getattr(function, "__module__", None) == keras.losses.mean_squared_error.__module__
-    return own and getattr(type(loss), "call", None) is LossFunctionWrapper.call and function is not keras.losses.circle
+    return own and getattr(type(loss), "call", None) is LossFunctionWrapper.call and not relates_examples(loss)
+
+
+def relates_examples(loss: keras.losses.Loss) -> bool:
+    """Whether a loss is Keras' own that compares the examples of a batch with each other."""
+    return function_of_loss(loss)[0] is keras.losses.circle
 
 
 def uses_onednn() -> bool:

@@ -99,6 +99,8 @@ class SumAndDivisor(keras.losses.Loss):
 
     def _gives_rows(self, y_true: Any, y_pred: Any) -> bool:
         """Whether the values surely have a row for each example: known of Keras' losses, proven by shape of others."""
+        if internals.relates_examples(self._loss):
+            return False
         if internals.is_by_example(self._loss):
             return not self._reduces_batch(y_pred)
         tensors = tf.nest.flatten((y_true, y_pred))
