@@ -547,8 +547,8 @@ BUGS = (
     Bug(
         "a_subclass_is_taken_for_a_loss_of_keras",
         "gradlab/training/_keras_internals.py",
-        'return own and getattr(type(loss), "call", None) is LossFunctionWrapper.call and function',
-        "return own and isinstance(loss, LossFunctionWrapper) and function",
+        'return own and getattr(type(loss), "call", None) is LossFunctionWrapper.call and not',
+        "return own and isinstance(loss, LossFunctionWrapper) and not",
         ("tests/training/test_unknown_losses.py",),
         "subclass",
     ),
