@@ -79,7 +79,8 @@ class AutoSize:
         self.chosen: int | None = None
         self.choice, self._limit = "", 0
         self._seen_begun = 0  # the same as `begun`, without asking TensorFlow
-        self._has_replicas = self._is_whole = False
+        self._has_replicas = False
+        self._objective: Any = None  # which knows after tracing whether a loss sees the whole batch
 
     def forget(self) -> None:
         """Lets the size be chosen anew: for another loss or optimizer."""
@@ -151,7 +152,7 @@ class AutoSize:
     def _choice(self, update: WindowUpdate, batch: tuple, strategy: tf.distribute.Strategy) -> _Choice:
         """What this worker would choose."""
         self._has_replicas = strategy.num_replicas_in_sync > 1
-        self._is_whole = update.objective.sees_whole
+        self._objective = update.objective
         with strategy.scope():
             in_flight = update.prepare(() if self._has_replicas else batch).count
         sizes = _sizes(int(examples_of(batch)))
@@ -205,7 +206,7 @@ class AutoSize:
                     raise
                 size = int(self.variable.numpy())
                 if size == 1:
-                    raise ran_out(self._is_whole) from error
+                    raise ran_out(self._objective is not None and self._objective.sees_whole) from error
                 self._halve(size)
             else:
                 self._seen_begun += 1

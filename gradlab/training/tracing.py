@@ -90,8 +90,9 @@ def trace_forward(
         if with_metrics:
             metric_ids = {id(variable) for variable in model.metrics_variables}
             others = [tensor for key, tensor in before.items() if key not in metric_ids]
-            metrics = Dependence([before[key] for key in metric_ids if key in before])
-            reads = Dependence(others, until=tensors_of(y_pred), types=("ReadVariableOp",))
+            of_metrics = [before[key] for key in metric_ids if key in before]
+            metrics = Dependence(of_metrics)
+            reads = Dependence(others, until=[*tensors_of(y_pred), *of_metrics], types=("ReadVariableOp",))
             plan = plan_metrics(model, scope, before, in_loss, logs, from_data, metrics, reads if training else None)
         adding = [] if objective.own else [internals.layer_that_added(model, loss) for loss in scope.losses]
         reductions = reductions_of(objective, adding)
