@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from gradlab._batches import examples_of, tensors_of
+from gradlab._batches import examples_of
 from gradlab.training import _keras_internals as internals
 from gradlab.training import batch_norm
 from gradlab.training.direct import Direct, direct_variables
@@ -92,7 +92,8 @@ def trace_forward(
             others = [tensor for key, tensor in before.items() if key not in metric_ids]
             of_metrics = [before[key] for key in metric_ids if key in before]
             metrics = Dependence(of_metrics)
-            reads = Dependence(others, until=[*tensors_of(y_pred), *of_metrics], types=("ReadVariableOp",))
+            known = [*tf.nest.flatten(y_pred, expand_composites=True), *of_metrics]
+            reads = Dependence(others, until=known, types=("ReadVariableOp",))
             plan = plan_metrics(model, scope, before, in_loss, logs, from_data, metrics, reads if training else None)
         adding = [] if objective.own else [internals.layer_that_added(model, loss) for loss in scope.losses]
         reductions = reductions_of(objective, adding)

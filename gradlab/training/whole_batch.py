@@ -136,6 +136,8 @@ def check_passes(wholes: list[Whole], graph: tf.Graph) -> None:
             if not dense or not tensor.shape.rank or tensor.shape[0] is not None:
                 received = f"a tensor of shape {tensor.shape}" if dense else f"a {type(tensor).__name__}"
                 rule = f"{whole.loss.name} needs outputs and targets with a row for each example"
+                if not isinstance(whole.loss, WholeBatch):
+                    rule += ", or batch_losses, if it is a mean or a sum over the examples"
                 raise ValueError(f"{rule}. Received: {received}")
     drawing = stateful_draws(graph) if wholes else []
     if drawing:

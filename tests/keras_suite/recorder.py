@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from _pytest.runner import runtestprotocol
-from conditions import BUILT_BEFORE, DENSE_GRADIENTS, ONE_MICROBATCH, among
+from conditions import BUILT_BEFORE, DECLARED, DENSE_GRADIENTS, ONE_MICROBATCH, among
 
 import gradlab.training.input_checks
 
@@ -70,7 +70,8 @@ def recorded(name: str) -> None:
             if mode == "microbatched":
                 try:
                     size = 10**6 if among(running, ONE_MICROBATCH) else 2
-                    call = getattr(gradlab.microbatched(self, size), name)
+                    declared = next((kind for word, kind in DECLARED.items() if word in running), None)
+                    call = getattr(gradlab.microbatched(self, size, batch_losses=declared), name)
                 except ValueError as error:
                     said = str(error)
             result = call(*args, **kwargs)
