@@ -317,13 +317,21 @@ def test_moving_averages_in_float64(float64):
         assert_equal(lambda: network(keras.layers.BatchNormalization(momentum=0.9)), run, 3, 8, rtol=1e-12)
 
 
+class Like(keras.regularizers.Regularizer):
+    """Keeps a variable close to another layer's."""
+
+    def __init__(self, layer, name):
+        self.layer, self.name = layer, name
+
+    def __call__(self, variable):
+        return 0.1 * ops.sum((variable - getattr(self.layer, self.name)) ** 2)
+
+
 def test_a_regularizer_that_reads_another_layer():
     def build():
         first = keras.layers.Dense(4)
-        model = network(first, keras.layers.Dense(4))
-        model.layers[1].kernel.regularizer = lambda kernel: 0.1 * ops.sum((kernel - first.kernel) ** 2)
-        model.layers[2].bias.regularizer = lambda bias: 0.1 * ops.sum(first.bias) * ops.sum(bias)
-        return model
+        likes = {f"{name}_regularizer": Like(first, name) for name in ("kernel", "bias")}
+        return network(first, keras.layers.Dense(4, **likes))
 
     assert_equal(build, fitted(), 3)
 
