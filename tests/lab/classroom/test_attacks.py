@@ -68,11 +68,12 @@ def test_messages_on_which_a_server_would_hang(server):
     hostile = [b"", b"\xff" * 8, b"\xff" * 1000, (3).to_bytes(8, "little") + b"\xff" * 24, bytes(2**21), "text"]
     hostile += [rng.randbytes(rng.randrange(200)) for _ in range(100)]
     hostile += [(6).to_bytes(8, "little") + rng.randbytes(48) for _ in range(100)]
-    for message in hostile:
-        line = channels(server.port, kernel)
-        with contextlib.suppress(OSError, websocket.WebSocketException):
-            line.send(message, 1 if isinstance(message, str) else 2)
-        line.close(timeout=0.1)
+    with contextlib.closing(channels(server.port, kernel)):  # a kernel without any page would end meanwhile
+        for message in hostile:
+            line = channels(server.port, kernel)
+            with contextlib.suppress(OSError, websocket.WebSocketException):
+                line.send(message, 1 if isinstance(message, str) else 2)
+            line.close(timeout=0.1)
     assert serves(server)
 
 
