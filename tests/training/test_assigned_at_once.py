@@ -144,6 +144,13 @@ def test_random_numbers_inside_loops(name):
     assert np.isfinite(parts).all()
 
 
+def test_what_gradlab_draws_to_compare_a_loss_is_not_drawn_in_training():
+    def rows(y, y_pred):
+        return tf.reduce_mean((y - y_pred) ** 2, -1)
+
+    assert_equal(lambda: model_with(LOOPS["a recurrent cell"]()), fitted(rows), 8, eager=False)
+
+
 def test_a_loss_over_the_whole_batch_draws_the_same_numbers_twice_in_a_loop():
     def spread(y, y_pred):
         return tf.reduce_mean((y - y_pred) ** 2) + tf.reduce_mean(y_pred) ** 2
