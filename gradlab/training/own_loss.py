@@ -13,6 +13,9 @@ from gradlab.training.direct import direct_variables
 from gradlab.training.state import CarriedState, make_state, stateful_draws
 from gradlab.training.tracing import Dependence
 
+# The types of operations that make no mean of a mean, and no sum of a sum, whatever the numbers.
+NOT_LINEAR = ("Exp", "Log", "Log1p", "Pow", "Reciprocal", "Rsqrt", "Sqrt", "Square")
+
 
 @dataclass(frozen=True)
 class TracedLoss:
@@ -74,6 +77,7 @@ def trace_loss(loss: Callable[..., Any], specs: tuple, is_mean: bool) -> TracedL
     layers = {id(layer): layer for caller in scope.callers for layer in internals.layers_of(caller)}
     state = make_state(scope.assigned, found["of_data"], layers.values())
     _check_assigned(state, found["of_data"], graph)
+    _check_linear(names, entries, is_mean, Dependence([one for one in graph.inputs if one.dtype != tf.resource]))
     is_random = bool(state.draws or stateful_draws(graph))
     return TracedLoss(scalars, found["like"], names, entries, main, state, is_random)
 
@@ -122,6 +126,25 @@ def _check_entries(names: list[str], entries: list, main: int, is_mean: bool) ->
             'loss must be a scalar if the reduction is "mean"; a tape differentiates the sum of losses of several '
             f'examples, for which the reduction is "sum". Received: {names[main]} of shape {entries[main].shape}'
         )
+
+
+def _check_linear(names: list[str], entries: list, is_mean: bool, of_data: Callable) -> None:
+    """Raises ValueError for a scalar that is a root, a power or the like of a number of the whole batch."""
+    reduction = "mean" if is_mean else "sum"
+    for name, entry in zip(names, entries):
+        waiting = [entry] if entry.shape.rank == 0 else []
+        seen: set[str] = set()
+        while waiting:
+            one = waiting.pop()
+            numbers = [tensor for tensor in one.op.inputs if tensor.shape.rank == 0]
+            if one.op.type in NOT_LINEAR and numbers and of_data(numbers[0]):
+                raise ValueError(
+                    f"{name} must be a {reduction} over the examples, as the reduction says; a function of such a "
+                    f"number is none. Received: {one.op.type} of a number of the whole batch"
+                )
+            if one.op.name not in seen:
+                seen.add(one.op.name)
+                waiting += numbers
 
 
 def _check_assigned(state: CarriedState, of_data: dict[int, bool], graph: tf.Graph) -> None:

@@ -409,8 +409,7 @@ w = tf.Variable(2.0)
 WRONG_SCALARS = {
     "a sum where a mean was promised": (lambda x: tf.reduce_sum((w * x) ** 2), "mean"),
     "a mean where a sum was promised": (lambda x: tf.reduce_mean((w * x) ** 2), "sum"),
-    "the root of a mean": (lambda x: tf.sqrt(tf.reduce_mean((w * x) ** 2)), "mean"),
-    "a product of means": (lambda x: tf.reduce_mean(w * x) ** 2, "mean"),
+    "a product of means": (lambda x: tf.reduce_mean(w * x) * tf.reduce_mean(x), "mean"),
     "a weighted mean": (lambda x: tf.reduce_sum(w * x * x) / tf.reduce_sum(x), "mean"),
     "another entry": (lambda x: {"loss": tf.reduce_mean(w * x), "most": tf.reduce_max(x)}, "mean"),
     "a noisy sum": (lambda x: tf.reduce_sum(w * (x + 0.01 * tf.random.normal(tf.shape(x)))), "mean"),
@@ -528,3 +527,45 @@ def test_it_is_the_large_batch_of_every_family(float64):
         expected, reference = tape(loss, model.trainable_variables, (x, y))
         assert_close(found, expected)
         assert_close(gradients, [None if g is None else tf.convert_to_tensor(g) for g in reference])
+
+
+NOT_MEANS = {
+    "Sqrt": lambda errors: tf.sqrt(tf.reduce_mean(errors)),
+    "Exp": lambda errors: 2 * tf.exp(tf.reduce_mean(errors)) + 1,  # a perplexity
+    "Square": lambda errors: tf.reduce_mean(errors) + 0.1 * tf.square(tf.reduce_sum(errors)),
+}
+
+
+@pytest.mark.parametrize("op", NOT_MEANS)
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_function_of_a_mean_is_refused_when_fit_traces_the_step(op, reduction):
+    dense = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
+
+    def loss(x):
+        return {"loss": NOT_MEANS[op](dense(x) ** 2)}
+
+    class Steps(keras.Model):
+        def call(self, x):
+            return dense(x)
+
+        def train_step(self, x):
+            return gradlab.value_and_gradients(loss, dense.trainable_variables, (x,), 3, reduction)[0]
+
+    model = Steps()
+    model.compile()
+    with pytest.raises(ValueError, match=f"^loss must be a {reduction} over the examples.* Received: {op} of a number"):
+        model.fit(np.ones([8, 4], "float32"), batch_size=8, verbose=0)
+
+
+def test_a_function_of_a_number_that_is_no_mean_of_examples_is_allowed(float64):
+    dense = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
+    scale = tf.Variable(0.3, dtype=tf.float64)
+    x = np.random.default_rng(0).normal(size=(7, 4))
+
+    def loss(x):
+        return tf.exp(-scale) * tf.reduce_mean(tf.sqrt(tf.reduce_sum(dense(x) ** 2, -1) + 1)) + scale**2
+
+    with tf.GradientTape() as tape:
+        expected = loss(tf.constant(x))
+    found, gradient = gradlab.value_and_gradients(loss, scale, (x,), 3)
+    np.testing.assert_allclose([found, gradient], [expected, tape.gradient(expected, scale)], rtol=1e-12)
