@@ -39,7 +39,12 @@ def tensors_of(batch: Any) -> list:
 
 def as_tensor(value: Any) -> Any:
     """A tensor of an array; sparse and ragged tensors stay what they are."""
-    return tf.convert_to_tensor(value) if _is_dense(value) else value
+    if not _is_dense(value):
+        return value
+    try:
+        return tf.convert_to_tensor(value)
+    except (OverflowError, TypeError, ValueError):
+        raise ValueError(f"A batch must hold arrays, tensors or nests of them. Received: {value!r}") from None
 
 
 def examples_of(batch: Any, axis: int = 0) -> tf.Tensor:

@@ -77,7 +77,27 @@ def finite_numbers(name: str, values: Any) -> None:
         finite_numbers(name, part)
 
 
+def function(name: str, value: Any, otherwise: str = "") -> None:
+    """Raise ValueError unless the value can be called."""
+    if not callable(value):
+        raise ValueError(f"{name} must be {otherwise}a function. Received: {value!r}")
+
+
+def sequence(name: str, value: Any, of: str) -> None:
+    """Raise ValueError unless the value can be iterated, other than a text, a mapping or a number; of says of what."""
+    is_other = isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__iter__")
+    if is_other or getattr(value, "shape", None) == ():
+        raise ValueError(f"{name} must be a list of {of}. Received: {value!r}")
+
+
+def variables(name: str, values: Collection) -> None:
+    """Raise ValueError unless all values are variables of TensorFlow or Keras, or symbolic tensors."""
+    for value in values:
+        if not (hasattr(value, "dtype") and hasattr(value, "shape") and hasattr(value, "name")):
+            raise ValueError(f"{name} must be variables of TensorFlow or Keras. Received: {value!r}")
+
+
 def one_of(name: str, value: Any, known: Collection[str]) -> None:
     """Raise ValueError, with the list of known names, unless the value is one of them."""
-    if value not in tuple(known):
+    if not isinstance(value, str) or value not in tuple(known):
         raise ValueError(f"{name} must be one of {', '.join(known)}. Received: {value!r}")

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from gradlab._checks import floating_dtype
+from gradlab._checks import floating_dtype, sequence
+from gradlab._checks import variables as check_variables
 from gradlab.averaging import accumulation_dtype, check_gradients, variable_name
 
 
@@ -45,9 +46,11 @@ class GradientAccumulator:
     """
 
     def __init__(self, variables: Sequence, dtype: tf.DType | str | None = None) -> None:
+        sequence("variables", variables, of="variables")
         self._variables = list(variables)
         if not self._variables:
             raise ValueError("GradientAccumulator needs at least one variable. Received: an empty list")
+        check_variables("variables", self._variables)
         floating_dtype("dtype", dtype)
         self._dtypes = [accumulation_dtype(v.dtype) if dtype is None else tf.as_dtype(dtype) for v in self._variables]
         for variable, wanted in zip(self._variables, self._dtypes):
@@ -103,6 +106,7 @@ class GradientAccumulator:
                 `tf.function` and in static graphs, what TensorFlow knows only when the operation runs is raised as a
                 `tf.errors.InvalidArgumentError` with the same message.
         """
+        sequence("gradients", gradients, of="gradients")
         gradients = list(gradients)
         check_gradients(gradients, self._variables, "GradientAccumulator.add", self._dtypes)
         weight, checks = _checked_weight(weight, self._weight.dtype)

@@ -7,6 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from gradlab import _checks
+
 
 def average_gradients(tower_grads: Sequence[Sequence[tuple]], weights: Sequence | None = None) -> list[tuple]:
     """Average each variable's gradient over the towers.
@@ -42,7 +44,7 @@ def average_gradients(tower_grads: Sequence[Sequence[tuple]], weights: Sequence 
         >>> average_gradients(towers, weights=[2, 1])[0][0].numpy()
         array([2., 3.], dtype=float32)
     """
-    towers = [list(tower) for tower in tower_grads]
+    towers = _checked_towers(tower_grads)
     if not towers:
         raise ValueError("average_gradients needs the gradients of at least one tower. Received: an empty list")
     variables = [variable for _, variable in towers[0]]
@@ -186,7 +188,22 @@ def _check_same_variables(number: int, variables: list, expected: list) -> None:
             )
 
 
+def _checked_towers(tower_grads: Any) -> list[list]:
+    of = "lists of (gradient, variable)"
+    _checks.sequence("tower_grads", tower_grads, of)
+    towers = []
+    for tower in tower_grads:
+        _checks.sequence("tower_grads", tower, of)
+        towers.append(list(tower))
+        for pair in towers[-1]:
+            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                raise ValueError(f"tower_grads must be a list of {of}. Received: {pair!r} in one of them")
+            _checks.variables("tower_grads", [pair[1]])
+    return towers
+
+
 def _checked_weights(weights: Sequence, towers: int) -> list:
+    _checks.sequence("weights", weights, "numbers")
     weights = list(weights)
     if len(weights) != towers:
         raise ValueError(f"weights must have one number for each of the {towers} towers. Received: {weights!r}")

@@ -24,7 +24,7 @@ def checked_size(microbatch_size: Any, memory: Any) -> int | str:
     Raises:
         ValueError: it is none of them, or memory is not a number of bytes, or not for "auto".
     """
-    if microbatch_size not in ("auto", GIVEN):
+    if not (isinstance(microbatch_size, str) and microbatch_size in ("auto", GIVEN)):
         _checks.positive_integer("microbatch_size", microbatch_size, otherwise='"auto", "given" or ')
     if memory is not None:
         _checks.positive_number("memory", memory)

@@ -87,4 +87,7 @@ def _joined(one: Any, other: Any) -> Any:
 
 
 def _length(batch: Any) -> int:
-    return int(tensors_of(batch)[0].shape[0])
+    first = tensors_of(batch)[0]
+    if len(first.shape) == 0:
+        raise ValueError(f"dataset must yield (x, y) with a row for each example. Received: {first!r} for x")
+    return int(first.shape[0])

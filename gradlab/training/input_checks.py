@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from gradlab import _checks
 from gradlab._batches import length_of, map_tensors, tensors_of
 from gradlab.training import _keras_internals as internals
 from gradlab.training.metrics import has_own
@@ -97,10 +98,16 @@ def check_fit(model: keras.Model, asked: Mapping[str, Any]) -> None:
         raise ValueError("x must hold at least one example. Received: 0")
 
 
+def check_in_flight(in_flight: Any) -> None:
+    """Raises ValueError unless it is "auto" or a number of micro-batches."""
+    if not (isinstance(in_flight, str) and in_flight == "auto"):
+        _checks.positive_integer("in_flight", in_flight, otherwise='"auto" or ')
+
+
 def check_batch_losses(batch_losses: Any) -> None:
     """Raises ValueError unless it is "mean", "sum", a dict from names to these, or None."""
     said = batch_losses.values() if isinstance(batch_losses, Mapping) else [batch_losses]
-    if batch_losses is not None and any(one not in ("mean", "sum") for one in said):
+    if batch_losses is not None and not all(isinstance(one, str) and one in ("mean", "sum") for one in said):
         raise ValueError(
             f'batch_losses must be "mean", "sum", or a dict from names to one of these. Received: {batch_losses!r}'
         )

@@ -11,7 +11,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from gradlab import _checks
 from gradlab._batches import as_tensor, examples_of, map_tensors
 from gradlab.training import _keras_internals as internals
 from gradlab.training.auto_size import AutoSize, checked_size
@@ -22,6 +21,7 @@ from gradlab.training.given import uncut
 from gradlab.training.input_checks import (
     check_batch_losses,
     check_fit,
+    check_in_flight,
     check_labels,
     check_lengths,
     check_no_accumulation,
@@ -113,8 +113,7 @@ def microbatched(
         2
     """
     microbatch_size = checked_size(microbatch_size, memory)
-    if in_flight != "auto":
-        _checks.positive_integer("in_flight", in_flight, otherwise='"auto" or ')
+    check_in_flight(in_flight)
     check_batch_losses(batch_losses)
     check_preparable(model)
     _Steps(model, microbatch_size, memory, in_flight, batch_losses).install()

@@ -82,9 +82,11 @@ def value_and_gradients(
     _checks.positive_integer("microbatch_size", microbatch_size)
     _checks.positive_integer("in_flight", in_flight)
     _checks.one_of("reduction", reduction, REDUCTIONS)
+    _checks.function("loss", loss)
     flat = tf.nest.flatten(variables)
     if not flat:
         raise ValueError(f"variables must hold at least one variable. Received: {variables!r}")
+    _checks.variables("variables", flat)
     data = map_tensors(as_tensor, data if isinstance(data, tuple) else (data,))
     if not tensors_of(data):
         raise ValueError(f"data must hold at least one tensor. Received: {data!r}")

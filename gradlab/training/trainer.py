@@ -17,13 +17,26 @@ from gradlab.training.checkpoint import Checkpoints, Position
 from gradlab.training.clipping import clip_adaptively
 from gradlab.training.dataset_windows import DatasetWindows
 from gradlab.training.given import is_given, specs_of_microbatch, uncut, weighted
-from gradlab.training.input_checks import check_batch_losses, check_lengths, check_model, one_sentence_errors
+from gradlab.training.input_checks import (
+    check_batch_losses,
+    check_in_flight,
+    check_lengths,
+    check_model,
+    one_sentence_errors,
+)
 from gradlab.training.objective import Objective
 from gradlab.training.replicas import is_chief, over_workers, replicas_here, rows_of_replica
 from gradlab.training.settings import learning_rate_variable, settings_of
 from gradlab.training.step import Step
 from gradlab.training.stopping import StopSignals, sentence
-from gradlab.training.trainer_checks import check_dataset, check_options, checked_weights
+from gradlab.training.trainer_checks import (
+    check_dataset,
+    check_fit,
+    check_objects,
+    check_options,
+    checked_weights,
+    optimizer_of,
+)
 from gradlab.training.update import Outcome, WindowUpdate
 
 
@@ -91,11 +104,11 @@ class Trainer:
     ):
         microbatch_size = checked_size(microbatch_size, memory)
         check_options(loss_weights, skip_nonfinite, accumulator_dtype, jit_compile)
-        if in_flight != "auto":
-            _checks.positive_integer("in_flight", in_flight, otherwise='"auto" or ')
+        check_objects(strategy, loss, accumulation)
+        check_in_flight(in_flight)
         if adaptive_clipping is not None:
             _checks.positive_number("adaptive_clipping", adaptive_clipping)
-        self.model, self.optimizer = model, keras.optimizers.get(optimizer)
+        self.model, self.optimizer = model, optimizer_of(optimizer)
         self.strategy = strategy or tf.distribute.get_strategy()
         check_model(model, self.optimizer, self.strategy, skip_nonfinite)
         with self.strategy.scope():
@@ -237,7 +250,7 @@ class Trainer:
         """
         _checks.positive_integer("updates", updates)
         _checks.positive_integer("checkpoint_every", checkpoint_every)
-        _checks.boolean("allow_changes", allow_changes)
+        check_fit(on_update, verbose, allow_changes)
         check_dataset(dataset)
         if checkpoint_dir is None:
             return self._train(dataset, updates, Position(), lambda position: 0, on_update, verbose)

@@ -17,6 +17,52 @@ def check_options(loss_weights: Any, skip_nonfinite: Any, accumulator_dtype: Any
     _checks.boolean("jit_compile", jit_compile)
 
 
+def check_objects(strategy: Any, loss: Any, accumulation: Any) -> None:
+    """Raises ValueError for what is no strategy, no loss and no function."""
+    if strategy is not None and not isinstance(strategy, tf.distribute.Strategy):
+        raise ValueError(f"strategy must be a tf.distribute.Strategy or None. Received: {strategy!r}")
+    if accumulation is not None:
+        _checks.function("accumulation", accumulation, otherwise="None or ")
+    leaves = tf.nest.flatten(loss) if isinstance(loss, (list, tuple, dict)) else [loss]
+    if not leaves or not all(one is None or callable(one) or _is_name_of_loss(one) for one in leaves):
+        raise ValueError(f"loss must be a loss of Keras, its name, a function, or a nest of these. Received: {loss!r}")
+
+
+def _is_name_of_loss(name: Any) -> bool:
+    if not isinstance(name, str):
+        return False
+    if name in ("crossentropy", "ce"):  # which of them shows the model's output
+        return True
+    try:
+        return bool(name) and callable(keras.losses.get(name))
+    except ValueError:
+        return False
+
+
+def optimizer_of(optimizer: Any) -> keras.optimizers.Optimizer:
+    """The optimizer with a name, or itself.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    try:
+        found = keras.optimizers.get(optimizer)
+    except (ValueError, TypeError, KeyError):
+        found = None
+    if found is None:
+        raise ValueError(f"optimizer must be an optimizer of Keras or its name. Received: {optimizer!r}")
+    return found
+
+
+def check_fit(on_update: Any, verbose: Any, allow_changes: Any) -> None:
+    """Raises ValueError for arguments of `Trainer.fit` that are no function and no switches."""
+    if on_update is not None:
+        _checks.function("on_update", on_update, otherwise="None or ")
+    if type(verbose) is not int or verbose not in (0, 1, 2):  # the numbers of Keras' own `fit`
+        _checks.boolean("verbose", verbose)
+    _checks.boolean("allow_changes", allow_changes)
+
+
 def check_dataset(dataset: Any) -> None:
     """Raises ValueError unless `Trainer.fit` can iterate over the dataset once per epoch."""
     rule = (
@@ -27,7 +73,7 @@ def check_dataset(dataset: Any) -> None:
         return
     if isinstance(dataset, Iterator):
         raise ValueError(f"{rule}. Received: a {type(dataset).__name__}, which yields its batches only once")
-    if isinstance(dataset, str) or not (hasattr(dataset, "__iter__") or hasattr(dataset, "__getitem__")):
+    if isinstance(dataset, (str, bytes, dict)) or not (hasattr(dataset, "__iter__") or hasattr(dataset, "__getitem__")):
         raise ValueError(f"{rule}. Received: {dataset!r}")
 
 

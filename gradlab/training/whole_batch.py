@@ -55,6 +55,10 @@ class WholeBatch(keras.losses.Loss):
     def __init__(self, fn: Callable | keras.losses.Loss, reduction: str | None = None, name: str | None = None):
         if not callable(fn):
             raise ValueError(f"fn must be a function (y, y_pred) -> loss. Received: {fn!r}")
+        if name is not None and not isinstance(name, str):
+            raise ValueError(f"name must be a text or None. Received: {name!r}")
+        if reduction is not None and not isinstance(reduction, str):
+            raise ValueError(f"reduction must be one of Keras' names or None. Received: {reduction!r}")
         dtype, function, own_name = None, fn, getattr(fn, "__name__", type(fn).__name__)
         if isinstance(fn, keras.losses.Loss):
             reduction, dtype, function, own_name = reduction or fn.reduction, fn.dtype, fn.call, fn.name
