@@ -113,6 +113,8 @@ def small(page):
 def _reset(lab):
     lab.root.evaluate("(lab) => Object.assign(lab.style, {display: '', width: ''})")  # whatever a failed test left
     lab.root.scroll_into_view_if_needed()
+    # The page holds a slider's last value back until the kernel has answered the one before: it would undo the reset.
+    until(lambda: _heard(lab), lambda: f"{lab.status()} {lab.text('batch')}")
     if lab.status().startswith("idle"):
         lab.press("pin")
         lab.wait_for("there is no run to pin yet")  # another state, so that the initial one means the reset
@@ -131,3 +133,9 @@ def _reset(lab):
         press(lab.pinned().first, "Enter")
         until(lambda: lab.pinned().count() < count)
     return lab
+
+
+def _heard(lab) -> bool:
+    """Whether the kernel has the values of the sliders for k and b, or has refused them."""
+    k, b = (lab.text(f"{name} .widget-readout") for name in ("accumulation_steps", "microbatch_size"))
+    return f"{k} × {b} =" in lab.text("batch") or lab.status().startswith("not run")

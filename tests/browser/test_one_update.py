@@ -128,6 +128,7 @@ def test_it_follows_the_slider_in_the_page(page, small, view):
     answers = [next(at for at, k in seen["views"] if k == str(6 + i)) - key for i, key in enumerate(seen["keys"][-7:])]
     print(f"from key to the drawn view: median of 7, {statistics.median(answers):.0f} ms")
     until(lambda: said(view) == toy.describe(toy.descend(12)), lambda: said(view))
+    until(lambda: "now: k = 12" in small.words("losses"))  # the kernel has heard it too
 
 
 def test_step_play_and_keys(page, small, view):
