@@ -51,8 +51,9 @@ test: .venv/ready
 test-changed: .venv/ready
 	.venv/bin/python tests/support/changed.py
 
+# They mostly wait for other processes, so one worker more than usual.
 test-slow: .venv/ready
-	.venv/bin/python $(PYTEST) -m slow tests
+	.venv/bin/python $(PYTEST) --numprocesses $$(($(WORKERS) + 1)) -m slow tests
 
 # Only the helper has this range of versions; the lab runs on the versions of requirements.txt. Other tests of the helper
 # need the lab, mypy or several processes.

@@ -148,7 +148,7 @@ def test_texts_and_six_models_are_measured(monkeypatch):
     monkeypatch.setattr(tokens, "WAYS", ways)
     fixed, by_tokens = tokens.measure(1)
     assert by_tokens["padding"] < fixed["padding"] < 1 and min(fixed["tokens"], by_tokens["tokens"]) > 0
-    monkeypatch.setattr(six_models, "MODELS", {"text transformer": six_models.MODELS["text transformer"]})
+    monkeypatch.setattr(six_models, "MODELS", {"CLIP": six_models.MODELS["CLIP"]})
     [row] = six_models.measure(1)
     assert row["gradlab"] < row["Keras"]
 
