@@ -1,5 +1,5 @@
-"""What all tests and doctests share: TensorFlow's setup, how tests are divided among workers, a cache of their own,
-settings of tools that otherwise depend on how fast the machine is."""
+"""What all tests and doctests share: TensorFlow's setup, how tests are divided among workers, a
+cache of their own, settings of tools that otherwise depend on how fast the machine is."""
 
 import gc
 import os
@@ -12,13 +12,14 @@ from xdist.scheduler import LoadScopeScheduling
 
 import gradlab
 
-# Ready adapters import the libraries that they are for; tests/auditing runs those that are installed.
+# Ready adapters import the libraries that they are for; tests/auditing runs those that are
+# installed.
 collect_ignore_glob = ["gradlab/auditing/adapters/*"]
 
 CACHE = pytest.StashKey[tempfile.TemporaryDirectory]()
 
-# By default Hypothesis fails an example that takes longer than 0.2 seconds, and draws other examples in CI than
-# elsewhere.
+# By default Hypothesis fails an example that takes longer than 0.2 seconds, and draws other
+# examples in CI than elsewhere.
 settings.register_profile("gradlab", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("gradlab")
 
@@ -30,8 +31,9 @@ SERVERS = ("tests/lab/classroom/test_attacks.py",)  # whose tests share a server
 class ByFunction(LoadScopeScheduling):
     """Gives a worker one test function at a time, with all its parameters.
 
-    They share what the function caches, and no file is so long that it ends after all others. What is expensive to
-    start stays together: a notebook has one kernel, and most browser tests share one page.
+    They share what the function caches, and no file is so long that it ends after all others. What
+    is expensive to start stays together: a notebook has one kernel, and most browser tests share
+    one page.
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -42,7 +44,8 @@ class ByFunction(LoadScopeScheduling):
 
 
 def _waits(file: str) -> bool:
-    """Whether the tests of a file mostly wait for other processes, such as a kernel or a browser."""
+    """Whether the tests of a file mostly wait for other processes, such as a kernel or a
+    browser."""
     return file.endswith(".ipynb") or file.startswith(BROWSER)
 
 
@@ -52,7 +55,8 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_configure(config):
-    # A shell starts background jobs with Ctrl-C ignored, and the processes that tests interrupt would inherit that.
+    # A shell starts background jobs with Ctrl-C ignored, and the processes that tests interrupt
+    # would inherit that.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     divides = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
@@ -71,13 +75,16 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: not _waits(item.nodeid.split("::")[0]))
     for item in items:
         if hasattr(item, "output_timeout"):
-            item.output_timeout = 180  # nbval waits 5 seconds for each message, which is too short on a busy machine
-            # The pictures of diagrams are drawn from the Mermaid source, which nbval compares (tests/notebooks).
+            # Nbval waits 5 seconds for each message, which is too short on a busy machine
+            item.output_timeout = 180
+            # The pictures of diagrams are drawn from the Mermaid source, which nbval compares
+            # (tests/notebooks).
             item.parent.skip_compare = {*item.parent.skip_compare, "image/svg+xml"}
 
 
 def pytest_collection_finish():
-    """Collect garbage less often. Tracing makes millions of objects, and every collection visits all of them."""
+    """Collect garbage less often. Tracing makes millions of objects, and every collection visits
+    all of them."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(200_000, 20, 20)

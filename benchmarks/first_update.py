@@ -1,4 +1,5 @@
-"""The seconds until the first update, with gradlab and without: the time that tracing and compiling take.
+"""The seconds until the first update, with gradlab and without: the time that tracing and compiling
+take.
 
 The programs are those of tests/examples, written after examples of Keras.
 
@@ -33,12 +34,15 @@ def measure(repeats: int = 3, say: Callable[..., None] = print) -> list[dict]:
         say: called with each line of progress, as `print` would be.
 
     Returns:
-        A row for each program: {"program", "plain": seconds without gradlab, "ratio": the time with gradlab over it}.
+        A row for each program: {"program", "plain": seconds without gradlab, "ratio": the time with
+        gradlab over it}.
     """
     runs = []
     for number in range(repeats):
         say(f"first update, process {number + 1}", flush=True)
-        done = subprocess.run([sys.executable, "-m", "benchmarks.first_update"], capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.first_update"], capture_output=True, text=True
+        )
         if done.returncode:
             raise RuntimeError(f"benchmarks.first_update: {done.stderr[-2000:]}")
         runs.append(json.loads(done.stdout.splitlines()[-1]))
@@ -54,9 +58,14 @@ def measure(repeats: int = 3, say: Callable[..., None] = print) -> list[dict]:
 
 def as_table(rows: list[dict]) -> str:
     """Writes the rows as a Markdown table."""
-    lines = ["| program | without gradlab, s | with gradlab, times as long |", "| --- | --- | --- |"]
+    lines = [
+        "| program | without gradlab, s | with gradlab, times as long |",
+        "| --- | --- | --- |",
+    ]
     for row in rows:
-        lines.append(f"| {row['program'].replace('_', ' ')} | {row['plain']:.2f} | {row['ratio']:.2f} |")
+        lines.append(
+            f"| {row['program'].replace('_', ' ')} | {row['plain']:.2f} | {row['ratio']:.2f} |"
+        )
     return "\n".join(lines)
 
 

@@ -1,4 +1,5 @@
-"""The third table: how time and memory grow with k, with the parameters, with the towers and with the workers.
+"""The third table: how time and memory grow with k, with the parameters, with the towers and with
+the workers.
 
 To measure one part and print its rows as JSON:
 
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from gradlab.lab.experiments.models import Model
 
 STEPS = (1, 8, 64, 512)
-# Millions of parameters: the hidden units of a dense network with 785 * hidden + 11 * hidden + 10 parameters.
+# Millions of parameters: the hidden units of a dense network with 785 * hidden + 11 * hidden + 10
+# parameters.
 HIDDEN = {1.0: 1258, 10.0: 12579, 100.0: 125_789}
 WORKER = """
 import time, gradlab
@@ -60,21 +62,30 @@ def measure(repeats: int = 3, say: Callable[..., None] = print) -> dict:
         say: called with each line of progress, as `print` would be.
 
     Returns:
-        {"k", "parameters", "towers", "workers"}, each a list of rows. A row has the part's name as the key of the
-        quantity that grows, "milliseconds" per update (for "k", per micro-batch), and "mebibytes" at the peak.
+        {"k", "parameters", "towers", "workers"}, each a list of rows. A row has the part's name as
+        the key of the quantity that grows, "milliseconds" per update (for "k", per micro-batch),
+        and "mebibytes" at the peak.
     """
     found = {}
     for part in PARTS:
         say(part)
-        rows = [json.loads(_run([sys.executable, "-m", "benchmarks.growth", part])) for _ in range(repeats)]
+        rows = [
+            json.loads(_run([sys.executable, "-m", "benchmarks.growth", part]))
+            for _ in range(repeats)
+        ]
         found[part] = [
-            {key: statistics.median(row[i][key] for row in rows) for key in rows[0][i]} for i in range(len(rows[0]))
+            {key: statistics.median(row[i][key] for row in rows) for key in rows[0][i]}
+            for i in range(len(rows[0]))
         ]
     say("workers")
     found["workers"] = []
     for n in (1, 2):
         times, peaks = zip(*(workers(n) for _ in range(repeats)))
-        row = {"workers": n, "milliseconds": statistics.median(times), "mebibytes": statistics.median(peaks)}
+        row = {
+            "workers": n,
+            "milliseconds": statistics.median(times),
+            "mebibytes": statistics.median(peaks),
+        }
         found["workers"].append(row)
     return found
 
@@ -91,9 +102,22 @@ def workers(count: int) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder:
         script = pathlib.Path(folder) / "train.py"
         script.write_text(WORKER)
-        command = [sys.executable, "-m", "gradlab", "launch", "--workers", str(count), "--", str(script)]
+        command = [
+            sys.executable,
+            "-m",
+            "gradlab",
+            "launch",
+            "--workers",
+            str(count),
+            "--",
+            str(script),
+        ]
         done = subprocess.run(command, capture_output=True, text=True)
-    found = [tuple(map(float, line.split()[-2:])) for line in done.stdout.splitlines() if "measured" in line]
+    found = [
+        tuple(map(float, line.split()[-2:]))
+        for line in done.stdout.splitlines()
+        if "measured" in line
+    ]
     if done.returncode or len(found) != count:
         raise RuntimeError(f"{count} workers: {done.stdout[-500:]} {done.stderr[-2000:]}")
     milliseconds, mebibytes = max(found)
@@ -142,7 +166,9 @@ def _seconds(update: Callable[[], object], updates: int) -> float:
     return (time.perf_counter() - began) / updates
 
 
-def _updates(method: "Method", model: "Model", x: np.ndarray, y: np.ndarray, b: int) -> Callable[[], object]:
+def _updates(
+    method: "Method", model: "Model", x: np.ndarray, y: np.ndarray, b: int
+) -> Callable[[], object]:
     """A function that makes one update, from the model's initial weights on."""
     method.reset(model.initial_weights(0))
     return lambda: method.update(x, y, b, 1e-3)
@@ -162,7 +188,9 @@ def _with_k() -> list[dict]:
         update()
         peak = PeakMemory()
         seconds = _seconds(update, max(2, 64 // k))
-        rows.append({"k": k, "milliseconds": 1000 * seconds / k, "mebibytes": peak.bytes() / MEBIBYTE})
+        rows.append(
+            {"k": k, "milliseconds": 1000 * seconds / k, "mebibytes": peak.bytes() / MEBIBYTE}
+        )
     return rows
 
 
@@ -179,7 +207,13 @@ def _with_parameters() -> list[dict]:
         method = Microbatched(model, OptimizerConfig("sgd"), in_flight=1)
         peak = PeakMemory()
         seconds = _seconds(_updates(method, model, x, y, 4), 3)
-        rows.append({"parameters": millions, "milliseconds": 1000 * seconds, "mebibytes": peak.bytes() / MEBIBYTE})
+        rows.append(
+            {
+                "parameters": millions,
+                "milliseconds": 1000 * seconds,
+                "mebibytes": peak.bytes() / MEBIBYTE,
+            }
+        )
         del method  # frees its memory before the next, larger network is built
     return rows
 
@@ -196,17 +230,22 @@ def _with_towers() -> list[dict]:
         peak = PeakMemory()
         method = methods.build("towers", network.model, OptimizerConfig("adam"), towers=towers)
         seconds = _seconds(_updates(method, network.model, x, y, 100 // towers), 20)
-        rows.append({"towers": towers, "milliseconds": 1000 * seconds, "mebibytes": peak.bytes() / MEBIBYTE})
+        rows.append(
+            {"towers": towers, "milliseconds": 1000 * seconds, "mebibytes": peak.bytes() / MEBIBYTE}
+        )
     return rows
 
 
-# The parts that run in one process. The imports are inside the functions, because `gradlab.setup` comes first.
+# The parts that run in one process. The imports are inside the functions, because `gradlab.setup`
+# comes first.
 PARTS = {"k": _with_k, "parameters": _with_parameters, "towers": _with_towers}
 
 
 def main() -> None:
     """Measures one part in this process and prints its rows as the last line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("part", choices=list(PARTS), help="the quantity that grows")
     part = parser.parse_args().part
     import gradlab

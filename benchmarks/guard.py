@@ -3,9 +3,9 @@
     python -m benchmarks.guard            fails if a ratio is 30 % worse than recorded in each of six measurements
     python -m benchmarks.guard --record   records the ratios measured now
 
-All times are taken in one process, so the speed of the machine cancels out of the ratios. The processor does not: an
-Intel Xeon computes large batches relatively faster than an AMD EPYC. So each has ratios of its own, and any other
-processor is held against the largest of them.
+All times are taken in one process, so the speed of the machine cancels out of the ratios. The
+processor does not: an Intel Xeon computes large batches relatively faster than an AMD EPYC. So each
+has ratios of its own, and any other processor is held against the largest of them.
 """
 
 import argparse
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 RECORDED = pathlib.Path(__file__).parent / "recorded.json"
 WORSE = 1.3  # a ratio this many times the recorded one is too slow
-# Other work on the machine can slow down one side of a ratio: two micro-batches in flight need a second free core. So
-# the best ratio of several measurements counts. Code that has become slower is slower in all of them.
+# Other work on the machine can slow down one side of a ratio: two micro-batches in flight need a
+# second free core. So the best ratio of several measurements counts. Code that has become slower is
+# slower in all of them.
 MEASUREMENTS = 6
 # For each case: the way, the network, k and b. They are the ways that people call.
 CASES = {
@@ -105,7 +106,9 @@ def _seconds(run: "Run", updates: int) -> float:
 
 def main() -> None:
     """Measures, compares, and ends with an error if a case is too slow."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--record", action="store_true", help="record the ratios measured now")
     arguments = parser.parse_args()
     import gradlab
@@ -114,7 +117,9 @@ def main() -> None:
     gradlab.setup()
     found, processor = measure(), describe()["processor"]
     if arguments.record:
-        RECORDED.write_text(json.dumps(json.loads(RECORDED.read_text()) | {processor: found}, indent=1) + "\n")
+        RECORDED.write_text(
+            json.dumps(json.loads(RECORDED.read_text()) | {processor: found}, indent=1) + "\n"
+        )
         print(found)
         return
     recorded = recorded_for(processor)

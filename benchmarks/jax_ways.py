@@ -1,4 +1,5 @@
-"""optax's two ways in JAX: MultiSteps, with a call per micro-batch, and microbatching, a loop in one compiled call."""
+"""optax's two ways in JAX: MultiSteps, with a call per micro-batch, and microbatching, a loop in
+one compiled call."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -18,9 +19,10 @@ def functions(network: Network) -> tuple[list[jax.Array], Callable]:
         network: the network.
 
     Returns:
-        Its initial weights, in the order of the layers, and a function (weights, x, y, key) -> mean loss, where the key
-        seeds the dropout masks. A layer's kernel or scale comes before its bias. Attention has one kernel of shape
-        (width, 3 * heads * size) for query, key and value, and then the kernel of its output.
+        Its initial weights, in the order of the layers, and a function (weights, x, y, key) -> mean
+        loss, where the key seeds the dropout masks. A layer's kernel or scale comes before its
+        bias. Attention has one kernel of shape (width, 3 * heads * size) for query, key and value,
+        and then the kernel of its output.
     """
     if network.model is None:
         initial = _initial(network.layers, network.input_shape, np.random.default_rng(0))
@@ -35,7 +37,9 @@ def functions(network: Network) -> tuple[list[jax.Array], Callable]:
     return [jnp.array(value) for value in initial], mean_loss
 
 
-def _initial(layers: tuple[tuple, ...], shape: tuple[int, ...], rng: np.random.Generator) -> list[np.ndarray]:
+def _initial(
+    layers: tuple[tuple, ...], shape: tuple[int, ...], rng: np.random.Generator
+) -> list[np.ndarray]:
     """Glorot-uniform kernels, small uniform embeddings, scales of one and zero biases."""
 
     def kernel(*sizes):
@@ -63,8 +67,11 @@ def _initial(layers: tuple[tuple, ...], shape: tuple[int, ...], rng: np.random.G
     return [value.astype(np.float32) for value in weights]
 
 
-def _forward(layers: tuple[tuple, ...], left: Iterator[jax.Array], x: jax.Array, real, dropout_key) -> jax.Array:
-    """The layers' output. Takes their weights from left. real: which tokens are not padding, or None for images."""
+def _forward(
+    layers: tuple[tuple, ...], left: Iterator[jax.Array], x: jax.Array, real, dropout_key
+) -> jax.Array:
+    """The layers' output. Takes their weights from left. real: which tokens are not padding, or
+    None for images."""
     for number, layer in enumerate(layers):
         match layer:
             case "residual", inner:
@@ -72,10 +79,14 @@ def _forward(layers: tuple[tuple, ...], left: Iterator[jax.Array], x: jax.Array,
             case "conv", _, _, padding:
                 dimensions = ("NHWC", "HWIO", "NHWC")
                 kernel = next(left)
-                x = jax.lax.conv_general_dilated(x, kernel, (1, 1), padding.upper(), dimension_numbers=dimensions)
+                x = jax.lax.conv_general_dilated(
+                    x, kernel, (1, 1), padding.upper(), dimension_numbers=dimensions
+                )
                 x = x + next(left)
             case ("pool",):
-                x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+                x = jax.lax.reduce_window(
+                    x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID"
+                )
             case ("mean of pixels",):
                 x = x.mean((1, 2))
             case ("flatten",):
@@ -85,11 +96,15 @@ def _forward(layers: tuple[tuple, ...], left: Iterator[jax.Array], x: jax.Array,
             case ("relu",):
                 x = jax.nn.relu(x)
             case "dropout", rate:
-                kept = jax.random.bernoulli(jax.random.fold_in(dropout_key, number), 1 - rate, x.shape)
+                kept = jax.random.bernoulli(
+                    jax.random.fold_in(dropout_key, number), 1 - rate, x.shape
+                )
                 x = jnp.where(kept, x / (1 - rate), 0)
             case "group norm", groups:
                 grouped = x.reshape(*x.shape[:3], groups, -1)
-                x = jax.nn.standardize(grouped, (1, 2, 4), epsilon=EPSILON).reshape(x.shape) * next(left) + next(left)
+                x = jax.nn.standardize(grouped, (1, 2, 4), epsilon=EPSILON).reshape(x.shape) * next(
+                    left
+                ) + next(left)
             case ("layer norm",):
                 x = jax.nn.standardize(x, epsilon=EPSILON) * next(left) + next(left)
             case "embedding", _, _:
@@ -105,7 +120,9 @@ def _forward(layers: tuple[tuple, ...], left: Iterator[jax.Array], x: jax.Array,
                 ones = real[..., None].astype(x.dtype)
                 x = (x * ones).sum(1) / ones.sum(1)
             case _:
-                raise ValueError(f"layer must be one of those that Network lists. Received: {layer}")
+                raise ValueError(
+                    f"layer must be one of those that Network lists. Received: {layer}"
+                )
     return x
 
 
@@ -113,7 +130,9 @@ def multi_steps(network: Network, k: int, b: int, x: np.ndarray, y: np.ndarray) 
     """A `Way`: optax.MultiSteps, with one compiled call per micro-batch."""
     weights, mean_loss = functions(network)
     optimizer = optax.MultiSteps(optax.adam(1e-3), k)
-    microbatches = [(jnp.asarray(x[i : i + b]), jnp.asarray(y[i : i + b])) for i in range(0, k * b, b)]
+    microbatches = [
+        (jnp.asarray(x[i : i + b]), jnp.asarray(y[i : i + b])) for i in range(0, k * b, b)
+    ]
     return _run(optimizer, jax.grad(mean_loss), weights, microbatches)
 
 
@@ -121,14 +140,17 @@ def microbatching(network: Network, k: int, b: int, x: np.ndarray, y: np.ndarray
     """A `Way`: optax.microbatching, with all micro-batches in one compiled call."""
     weights, mean_loss = functions(network)
     mean = optax.microbatching.AccumulationType.MEAN
-    gradient = optax.microbatching.microbatch(jax.grad(mean_loss), argnums=(1, 2), microbatch_size=b, accumulator=mean)
+    gradient = optax.microbatching.microbatch(
+        jax.grad(mean_loss), argnums=(1, 2), microbatch_size=b, accumulator=mean
+    )
     return _run(optax.adam(1e-3), gradient, weights, [(jnp.asarray(x), jnp.asarray(y))])
 
 
 def _run(optimizer, gradient: Callable, weights: list[jax.Array], batches: list[tuple]) -> Run:
     """A run whose updates each call the optimizer once for each of the batches.
 
-    The step is compiled ahead of time. Weights and state are donated: the step writes the new ones over the old ones.
+    The step is compiled ahead of time. Weights and state are donated: the step writes the new ones
+    over the old ones.
     """
     state, key = optimizer.init(weights), jax.random.key(0)
 
@@ -136,7 +158,9 @@ def _run(optimizer, gradient: Callable, weights: list[jax.Array], batches: list[
         changes, state = optimizer.update(gradient(weights, x, y, key), state, weights)
         return optax.apply_updates(weights, changes), state
 
-    compiled = jax.jit(step, donate_argnums=(0, 1)).lower(weights, state, *batches[0], key).compile()
+    compiled = (
+        jax.jit(step, donate_argnums=(0, 1)).lower(weights, state, *batches[0], key).compile()
+    )
 
     def run(updates):
         nonlocal weights, state

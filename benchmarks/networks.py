@@ -1,4 +1,5 @@
-"""The networks that are timed, as lists of layers, so that every framework builds the same network."""
+"""The networks that are timed, as lists of layers, so that every framework builds the same
+network."""
 
 import math
 from collections.abc import Callable
@@ -20,11 +21,12 @@ EPSILON = 1e-3  # what normalization layers add to the variance
 class Network(NamedTuple):
     """A network for ten classes.
 
-    The layers of images and of all networks are ("dense", units), ("relu",), ("dropout", rate), ("flatten",),
-    ("conv", filters, size, padding), ("pool",), ("group norm", groups) and ("mean of pixels",). The layers of texts are
-    ("embedding", tokens, width), ("positions",), a learned vector for each position, ("attention", heads, size),
-    ("layer norm",) and ("mean of tokens",). Attention and the mean ignore padding. ("residual", layers) adds the output
-    of layers to their input.
+    The layers of images and of all networks are ("dense", units), ("relu",), ("dropout", rate),
+    ("flatten",), ("conv", filters, size, padding), ("pool",), ("group norm", groups) and ("mean of
+    pixels",). The layers of texts are ("embedding", tokens, width), ("positions",), a learned
+    vector for each position, ("attention", heads, size), ("layer norm",) and ("mean of tokens",).
+    Attention and the mean ignore padding. ("residual", layers) adds the output of layers to their
+    input.
 
     Attributes:
         input_shape: height, width, channels of an image, or the number of tokens of a text.
@@ -60,7 +62,13 @@ Ways = dict[str, dict[str, Way]]
 
 def build(name: str) -> Network:
     """Builds the network called "lenet", "dense", "vgg16", "transformer" or "resnet"."""
-    builders = {"lenet": _lenet, "dense": _dense, "vgg16": _vgg16, "transformer": _transformer, "resnet": _resnet}
+    builders = {
+        "lenet": _lenet,
+        "dense": _dense,
+        "vgg16": _vgg16,
+        "transformer": _transformer,
+        "resnet": _resnet,
+    }
     return builders[name]()
 
 
@@ -72,8 +80,9 @@ def batch(network: Network, examples: int) -> tuple[np.ndarray, np.ndarray]:
         examples: the number of inputs.
 
     Returns:
-        The inputs, shape (examples, *input_shape), and the classes, shape (examples,). Images are float32 and classes
-        int32. Texts are int32, and each has a random length, after which it is filled with padding.
+        The inputs, shape (examples, *input_shape), and the classes, shape (examples,). Images are
+        float32 and classes int32. Texts are int32, and each has a random length, after which it is
+        filled with padding.
     """
     rng = np.random.default_rng(0)
     if network.reads_tokens:
@@ -124,7 +133,9 @@ def _lenet() -> Network:
 
 
 def _dense() -> Network:
-    return Network((28, 28, 1), (("flatten",), ("dense", 128), ("relu",), ("dense", 10)), models.dense())
+    return Network(
+        (28, 28, 1), (("flatten",), ("dense", 128), ("relu",), ("dense", 10)), models.dense()
+    )
 
 
 def _vgg16() -> Network:
@@ -141,11 +152,16 @@ def _transformer() -> Network:
     attention = ("residual", (("layer norm",), ("attention", 4, 16)))
     feed_forward = ("residual", (("layer norm",), ("dense", 256), ("relu",), ("dense", 64)))
     blocks = (attention, feed_forward) * 2
-    return Network((64,), (("embedding", 1000, 64), ("positions",), *blocks, ("mean of tokens",), ("dense", 10)))
+    return Network(
+        (64,),
+        (("embedding", 1000, 64), ("positions",), *blocks, ("mean of tokens",), ("dense", 10)),
+    )
 
 
 def _resnet() -> Network:
     normed = ("group norm", 8), ("relu",)
     convolution = ("conv", 32, 3, "same")
     block = ("residual", (*normed, convolution) * 2)
-    return Network((32, 32, 3), (convolution, block, block, *normed, ("mean of pixels",), ("dense", 10)))
+    return Network(
+        (32, 32, 3), (convolution, block, block, *normed, ("mean of pixels",), ("dense", 10))
+    )

@@ -1,7 +1,8 @@
 """The table of planned memory: `gradlab.measure.memory.plan` beside the peaks of real trainings.
 
-Each peak is that of a process of its own: what `fit` with one micro-batch in flight and Adam adds, from before the
-model is built. A figure of the table is the median of six peaks. To measure one and print it with the plan, in MiB:
+Each peak is that of a process of its own: what `fit` with one micro-batch in flight and Adam adds,
+from before the model is built. A figure of the table is the median of six peaks. To measure one and
+print it with the plan, in MiB:
 
     python -m benchmarks.plan_error "U-Net, 96x96" 8
 """
@@ -35,7 +36,9 @@ def _image_network(side: int, *rest: Callable) -> keras.Model:
 
 
 def _vgg16() -> keras.Model:
-    body = keras.applications.VGG16(weights=None, include_top=False, input_shape=(96, 96, 3), pooling="avg")
+    body = keras.applications.VGG16(
+        weights=None, include_top=False, input_shape=(96, 96, 3), pooling="avg"
+    )
     return keras.Model(body.inputs, layers.Dense(10)(body.output))
 
 
@@ -51,7 +54,9 @@ def _residual() -> keras.Model:
         return call
 
     blocks = [block(32, 1), block(64, 2), block(128, 2)]
-    return _image_network(64, layers.Conv2D(32, 3, padding="same"), *blocks, layers.GlobalAveragePooling2D())
+    return _image_network(
+        64, layers.Conv2D(32, 3, padding="same"), *blocks, layers.GlobalAveragePooling2D()
+    )
 
 
 def _dense() -> keras.Model:
@@ -102,7 +107,9 @@ def _depthwise() -> keras.Model:
         inner = layers.LayerNormalization()(layers.DepthwiseConv2D(7, padding="same")(x))
         return x + layers.Dense(64)(layers.Dense(256, "gelu")(inner))
 
-    return _image_network(96, layers.Conv2D(64, 4, 4), block, block, block, layers.GlobalAveragePooling2D())
+    return _image_network(
+        96, layers.Conv2D(64, 4, 4), block, block, block, layers.GlobalAveragePooling2D()
+    )
 
 
 def _autoencoder() -> keras.Model:
@@ -124,7 +131,9 @@ def _two_towers() -> keras.Model:
     image, numbers = keras.Input([64, 64, 3]), keras.Input([500])
     seen = image
     for filters in (32, 64):
-        seen = layers.MaxPooling2D()(layers.Conv2D(filters, 3, padding="same", activation="relu")(seen))
+        seen = layers.MaxPooling2D()(
+            layers.Conv2D(filters, 3, padding="same", activation="relu")(seen)
+        )
     seen = layers.Dense(256, "relu")(layers.Flatten()(seen))
     read = layers.Dense(256, "relu")(layers.Dense(1000, "relu")(numbers))
     return keras.Model([image, numbers], layers.Dense(10)(layers.concatenate([seen, read])))
@@ -147,7 +156,13 @@ def _densely_connected() -> keras.Model:
         return x
 
     between = layers.Conv2D(48, 1), layers.AveragePooling2D(2)
-    body = layers.Conv2D(48, 3, padding="same"), block, *between, block, layers.GlobalAveragePooling2D()
+    body = (
+        layers.Conv2D(48, 3, padding="same"),
+        block,
+        *between,
+        block,
+        layers.GlobalAveragePooling2D(),
+    )
     return _image_network(48, *body)
 
 
@@ -156,7 +171,8 @@ def _wide_convolutions() -> keras.Model:
     return _image_network(28, *wide, layers.GlobalAveragePooling2D())
 
 
-# The four numbers of the plan (gradlab.training.memory_plan) were fitted to networks like the first ten.
+# The four numbers of the plan (gradlab.training.memory_plan) were fitted to networks like the first
+# ten.
 NETWORKS: dict[str, Callable[[], keras.Model]] = {
     "VGG-16 at 96x96": _vgg16,
     "residual network with GroupNormalization, 64x64": _residual,
@@ -181,8 +197,8 @@ def measure(say: Callable[..., None] = print) -> list[dict]:
         say: called with each line of progress, as `print` would be.
 
     Returns:
-        A row for each network and size: {"network", "b", "planned", "measured", "peaks"}, the last three in MiB;
-        "measured" is the median of "peaks".
+        A row for each network and size: {"network", "b", "planned", "measured", "peaks"}, the last
+        three in MiB; "measured" is the median of "peaks".
     """
     rows = []
     for name in NETWORKS:
@@ -208,14 +224,20 @@ def as_table(rows: list[dict]) -> str:
     lines = ["| the plan's error | " + " | ".join(f"b = {b}" for b in SIZES) + " |"]
     lines.append("| --- |" + " ---: |" * len(SIZES))
     for name in dict.fromkeys(row["network"] for row in rows):
-        own = {row["b"]: row["planned"] / row["measured"] - 1 for row in rows if row["network"] == name}
-        lines.append(f"| {name} | " + " | ".join(f"{round(100 * own[b]):+d} %" for b in SIZES) + " |")
+        own = {
+            row["b"]: row["planned"] / row["measured"] - 1 for row in rows if row["network"] == name
+        }
+        lines.append(
+            f"| {name} | " + " | ".join(f"{round(100 * own[b]):+d} %" for b in SIZES) + " |"
+        )
     return "\n".join(lines)
 
 
 def main() -> None:
     """Measures and plans one network in this process, and prints both figures as the last line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("network", choices=NETWORKS)
     parser.add_argument("b", type=int, help="the examples per micro-batch")
     asked = parser.parse_args()
@@ -226,9 +248,13 @@ def main() -> None:
     before = peak.bytes()
     model = gradlab.microbatched(NETWORKS[asked.network](), asked.b, in_flight=1)
     model.compile("adam", "mse")
-    x, [y] = ([_numbers(tensor, MICROBATCHES * asked.b) for tensor in nest] for nest in (model.inputs, model.outputs))
+    x, [y] = (
+        [_numbers(tensor, MICROBATCHES * asked.b) for tensor in nest]
+        for nest in (model.inputs, model.outputs)
+    )
     batch = tuple(x) if len(x) > 1 else x[0], y
-    # Of arrays, fit would copy and prefetch batches, which the plan leaves out. This batch is there once.
+    # Of arrays, fit would copy and prefetch batches, which the plan leaves out. This batch is there
+    # once.
     model.fit(tf.data.Dataset.from_tensors(batch).repeat(2), verbose=0)
     measured = peak.bytes() - before - sum(tensor.numpy().nbytes for tensor in tensors_of(batch))
     example = map_tensors(lambda tensor: tensor[:1], batch)

@@ -1,6 +1,7 @@
 """The table of six models in 1 GiB: what their batches take as plain Keras, and with gradlab.
 
-The figures are peaks of whole processes, TensorFlow, data and weights included. To measure one of them and print it:
+The figures are peaks of whole processes, TensorFlow, data and weights included. To measure one of
+them and print it:
 
     python -m benchmarks.six_models CLIP gradlab
 """
@@ -65,9 +66,21 @@ MODELS = {
         "own_train_step.md#two-optimizers-and-random-input-a-gan",
     ),
     "text transformer": Model(
-        512, 256, 2, "`gradlab.token_batches(...)`, " + _WRAP.format('"given"'), "padded", "tokens.md#less-padding"
+        512,
+        256,
+        2,
+        "`gradlab.token_batches(...)`, " + _WRAP.format('"given"'),
+        "padded",
+        "tokens.md#less-padding",
     ),
-    "U-Net": Model(128, 32, 1, _WRAP.format(1), "supported", "small_memory.md#images-with-many-activations-a-u-net"),
+    "U-Net": Model(
+        128,
+        32,
+        1,
+        _WRAP.format(1),
+        "supported",
+        "small_memory.md#images-with-many-activations-a-u-net",
+    ),
 }
 
 
@@ -94,7 +107,8 @@ def measure(repeats: int = 3, say: Callable[..., None] = print) -> list[dict]:
 
 def _run(name: str, way: str) -> float:
     command = [sys.executable, "-m", "benchmarks.six_models", name, way]
-    done = subprocess.run(command, capture_output=True, text=True)  # with the allocator as it comes, as a user has it
+    # With the allocator as it comes, as a user has it
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr[-2000:]}")
     return float(done.stdout.splitlines()[-1])
@@ -116,7 +130,9 @@ def as_table(rows: list[dict]) -> str:
 
 def main() -> None:
     """Measures one model in this process and prints the MiB as the last line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("way", choices=WAYS)
     asked = parser.parse_args()

@@ -1,8 +1,8 @@
 """Six models whose batch does not fit, each as plain Keras and with the lines that gradlab changes.
 
-Each program is a pair of functions: (side, microbatch_size or None) -> a compiled model, and (side, examples,
-microbatch_size or None) -> the arguments of `fit` for one update. The side is that of the images, or the length of the
-longest text.
+Each program is a pair of functions: (side, microbatch_size or None) -> a compiled model, and (side,
+examples, microbatch_size or None) -> the arguments of `fit` for one update. The side is that of the
+images, or the length of the longest text.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,9 @@ def _semi_hard_triplets(y: Any, y_pred: Any) -> Any:
 
 
 def _triplets(side: int, microbatch_size: int | None) -> keras.Model:
-    vgg = keras.applications.VGG16(include_top=False, weights=None, input_shape=(side, side, 3), pooling="avg")
+    vgg = keras.applications.VGG16(
+        include_top=False, weights=None, input_shape=(side, side, 3), pooling="avg"
+    )
     model = keras.Model(vgg.input, layers.Dense(64)(vgg.output))
     loss = _semi_hard_triplets
     if microbatch_size:
@@ -75,7 +77,9 @@ def _convolutions(hidden: Any, *filters: int, strides: int = 2) -> Any:
 
 def _clip(side: int, microbatch_size: int | None) -> keras.Model:
     image, text = keras.Input([side, side, 3]), keras.Input([32], dtype="int32")
-    seen = layers.GlobalAveragePooling2D()(_convolutions(_convolutions(image, 32, strides=1), 64, 128, 256))
+    seen = layers.GlobalAveragePooling2D()(
+        _convolutions(_convolutions(image, 32, strides=1), 64, 128, 256)
+    )
     words = layers.Embedding(5000, 128)(text)
     for _ in range(2):
         words = _attention_block(words, 128)
@@ -142,14 +146,18 @@ class _GAN(keras.Model):
         hidden = layers.Reshape([side // 8, side // 8, 64])(layers.Dense(side * side)(latent))
         for filters in (128, 64, 32):
             hidden = _convolutions(layers.UpSampling2D()(hidden), filters, strides=1)
-        self.generator = keras.Model(latent, layers.Conv2D(3, 3, padding="same", activation="tanh")(hidden))
+        self.generator = keras.Model(
+            latent, layers.Conv2D(3, 3, padding="same", activation="tanh")(hidden)
+        )
         pooled = layers.Flatten()(_convolutions(_convolutions(image, 32, strides=1), 64, 128, 128))
         self.critic = keras.Model(image, layers.Dense(1)(pooled))
         self.of_generator, self.of_critic = keras.optimizers.SGD(0.01), keras.optimizers.SGD(0.01)
 
     def critic_loss(self, real: Any, latent: Any) -> Any:
         """The critic's hinge loss."""
-        return tf.reduce_mean(tf.nn.relu(1 - self.critic(real)) + tf.nn.relu(1 + self.critic(self.generator(latent))))
+        return tf.reduce_mean(
+            tf.nn.relu(1 - self.critic(real)) + tf.nn.relu(1 + self.critic(self.generator(latent)))
+        )
 
     def generator_loss(self, latent: Any) -> Any:
         """The generator's loss."""
@@ -188,7 +196,9 @@ def _text_transformer(side: int, microbatch_size: int | None) -> keras.Model:
     model = keras.Model(words, layers.Dense(2)(layers.GlobalAveragePooling1D()(hidden)))
     if microbatch_size:
         model = gradlab.microbatched(model, "given")
-    model.compile(keras.optimizers.SGD(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.compile(
+        keras.optimizers.SGD(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
     return model
 
 
@@ -206,20 +216,26 @@ def _u_net(side: int, microbatch_size: int | None) -> keras.Model:
     model = keras.Model(image, layers.Conv2D(4, 1)(hidden))
     if microbatch_size:
         model = gradlab.microbatched(model, microbatch_size)
-    model.compile(keras.optimizers.SGD(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.compile(
+        keras.optimizers.SGD(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
     return model
 
 
 def _texts(side: int, examples: int, microbatch_size: int | None) -> dict:
     """Texts of up to `side` words, cut by tokens, or padded for plain Keras."""
-    lengths = np.clip(np.random.default_rng(0).lognormal(np.log(side / 8), 1.0, examples), 1, side).astype(int)
+    lengths = np.clip(
+        np.random.default_rng(0).lognormal(np.log(side / 8), 1.0, examples), 1, side
+    ).astype(int)
     lengths[0] = side
     words = tf.RaggedTensor.from_row_lengths(
         np.random.default_rng(1).integers(1, 5000, lengths.sum(), np.int32), lengths
     )
     dataset = tf.data.Dataset.from_tensor_slices((words, tf.cast(lengths % 2, tf.int32)))
     if microbatch_size:
-        return {"x": gradlab.token_batches(dataset, tokens=microbatch_size * side, sort_within=examples)}
+        return {
+            "x": gradlab.token_batches(dataset, tokens=microbatch_size * side, sort_within=examples)
+        }
     dataset = dataset.map(lambda x, y: (tf.ensure_shape(x, [None]), y))
     return {"x": dataset.padded_batch(examples)}
 

@@ -25,8 +25,9 @@ LIMIT, FIRST_LIMIT = (
     60,
     180,
 )  # seconds that a measurement may take, and the first one; a way that needs more is left out
-# After the first measurement, of a fifth of that time, a variant or setting that takes more than so many times as long
-# as the fastest one of its way is left out. Of VGG-16 only the fastest one is kept: its variants filled 24 GiB.
+# After the first measurement, of a fifth of that time, a variant or setting that takes more than so
+# many times as long as the fastest one of its way is left out. Of VGG-16 only the fastest one is
+# kept: its variants filled 24 GiB.
 HOPELESS: dict[str, float] = {"vgg16": 1.0}
 USUALLY_HOPELESS = 1.25
 
@@ -58,10 +59,20 @@ class Worker:
             command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said
         )
         first = json.loads(self._process.stdout.readline() or '{"missing": "the process"}')
-        self.ways, self.missing = [tuple(pair) for pair in first.get("ways", [])], first.get("missing")
+        self.ways, self.missing = (
+            [tuple(pair) for pair in first.get("ways", [])],
+            first.get("missing"),
+        )
 
     def seconds(
-        self, way: str, variant: str, network: str, k: int, b: int, updates: int, limit: float = LIMIT
+        self,
+        way: str,
+        variant: str,
+        network: str,
+        k: int,
+        b: int,
+        updates: int,
+        limit: float = LIMIT,
     ) -> float:
         """Times updates in the process.
 
@@ -129,7 +140,8 @@ def measure(
     seconds: float = SECONDS,
     say: Callable[..., None] = print,
 ) -> tuple[list[dict], list[str]]:
-    """Times every way in every setting. In each round they take turns; every second round has the reverse order.
+    """Times every way in every setting. In each round they take turns; every second round has the
+    reverse order.
 
     Args:
         network: a key of `SHAPES`.
@@ -140,20 +152,28 @@ def measure(
         say: called with each line of progress, as `print` would be.
 
     Returns:
-        The cells, and the names of the modules that are not installed. A cell is {"network", "way", "k", "b",
-        "setting", "milliseconds", "spread", "ratio"}, and there is one for each way and shape, in the way's best
-        setting. milliseconds is the median over the rounds, spread the quartiles, and ratio the median over the rounds
-        of the ratio to the big batch in the same way of calling (`reference_of`), in its best setting, in the same
-        round.
+        The cells, and the names of the modules that are not installed. A cell is {"network", "way",
+        "k", "b", "setting", "milliseconds", "spread", "ratio"}, and there is one for each way and
+        shape, in the way's best setting. milliseconds is the median over the rounds, spread the
+        quartiles, and ratio the median over the rounds of the ratio to the big batch in the same
+        way of calling (`reference_of`), in its best setting, in the same round.
     """
-    cells, missing, too_slow = [], set[str](), set[tuple[str, str]]()  # what took too long once is not tried again
+    # What took too long once is not tried again
+    cells, missing, too_slow = [], set[str](), set[tuple[str, str]]()
     for k, b in SHAPES[network] if shapes is None else shapes:
         say(f"{network} {k} x {b}", flush=True)
-        # New processes for each shape: TensorFlow gives back little of what a way has used, and VGG-16 uses gigabytes.
+        # New processes for each shape: TensorFlow gives back little of what a way has used, and
+        # VGG-16 uses gigabytes.
         workers = [Worker(setting) for setting in settings]
         try:
             order = list(dict.fromkeys(way for worker in workers for way, _ in worker.ways))
-            cells += _cells(network, k, b, _rounds(workers, network, k, b, rounds, seconds, say, too_slow), order)
+            cells += _cells(
+                network,
+                k,
+                b,
+                _rounds(workers, network, k, b, rounds, seconds, say, too_slow),
+                order,
+            )
             missing |= {worker.missing for worker in workers if worker.missing}
         finally:
             for worker in workers:
@@ -171,12 +191,14 @@ def _rounds(
     say: Callable,
     too_slow: set[tuple[str, str]],
 ) -> dict[tuple, list[float]]:
-    """{(way, variant, setting): the milliseconds per update in each round}. Adds what takes too long to `too_slow`."""
+    """{(way, variant, setting): the milliseconds per update in each round}. Adds what takes too
+    long to `too_slow`."""
     asked = {
         (way, variant, worker.setting): (worker, *((1, k * b) if way in REFERENCES else (k, b)))
         for worker in workers
         for way, variant in worker.ways
-        if not (way.startswith("gradlab") and worker.setting == "tensorflow-default")  # its users call gradlab.setup
+        # Its users call gradlab.setup
+        if not (way.startswith("gradlab") and worker.setting == "tensorflow-default")
     }
     first = {}
     for key, (worker, *shape) in list(asked.items()):
@@ -192,7 +214,9 @@ def _rounds(
             del asked[key]
             if isinstance(error, EndedError):
                 too_slow.add(key[:2])
-        of_way = {other: once for other, once in first.items() if other[0] == key[0] and other in asked}
+        of_way = {
+            other: once for other, once in first.items() if other[0] == key[0] and other in asked
+        }
         most = HOPELESS.get(network, USUALLY_HOPELESS) * min(of_way.values(), default=0.0)
         for other, once in of_way.items():
             if once > most:  # a variant of VGG-16 keeps half a gigabyte
@@ -203,7 +227,9 @@ def _rounds(
             worker, *shape = asked[key]
             updates = _updates(key[0], seconds, first[key])
             try:
-                found[key].append(1000 * worker.seconds(*key[:2], network, *shape, updates=updates) / updates)
+                found[key].append(
+                    1000 * worker.seconds(*key[:2], network, *shape, updates=updates) / updates
+                )
             except EndedError as error:  # such as by the operating system, for its memory
                 say(str(error))
                 del asked[key], found[key]
@@ -211,7 +237,8 @@ def _rounds(
 
 
 def _updates(way: str, seconds: float, once: float) -> int:
-    """The number of updates that take at least so many seconds; in `fit` a multiple of ten, if there are several."""
+    """The number of updates that take at least so many seconds; in `fit` a multiple of ten, if
+    there are several."""
     updates = max(1, math.ceil(seconds / once))
     return updates if updates == 1 or "in fit" not in way else 10 * math.ceil(updates / 10)
 
@@ -246,15 +273,24 @@ def as_table(cells: Sequence[dict], network: str) -> str:
         network: the name of the network.
 
     Returns:
-        A table with a row for each way and a column for each shape, and "-" where a way failed or took too long.
+        A table with a row for each way and a column for each shape, and "-" where a way failed or
+        took too long.
     """
-    by_cell = {(cell["way"], cell["k"], cell["b"]): cell for cell in cells if cell["network"] == network}
+    by_cell = {
+        (cell["way"], cell["k"], cell["b"]): cell for cell in cells if cell["network"] == network
+    }
     shapes = list(dict.fromkeys((k, b) for _, k, b in by_cell))
-    lines = ["| ms per update (ratio to one big batch) | " + " | ".join(f"{k} x {b}" for k, b in shapes) + " |"]
+    lines = [
+        "| ms per update (ratio to one big batch) | "
+        + " | ".join(f"{k} x {b}" for k, b in shapes)
+        + " |"
+    ]
     lines += ["| --- |" + " --- |" * len(shapes)]
     for way in dict.fromkeys(way for way, *_ in by_cell):
         row = [by_cell.get((way, *shape)) for shape in shapes]
-        words = [f"{digits(cell['milliseconds'])} ({cell['ratio']:.2f})" if cell else "-" for cell in row]
+        words = [
+            f"{digits(cell['milliseconds'])} ({cell['ratio']:.2f})" if cell else "-" for cell in row
+        ]
         lines.append(f"| {way} | " + " | ".join(words) + " |")
     return "\n".join(lines)
 

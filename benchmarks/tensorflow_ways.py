@@ -1,4 +1,5 @@
-"""Ways to make an update in TensorFlow: gradlab's, those of the posts, Keras' own option and the usual loop."""
+"""Ways to make an update in TensorFlow: gradlab's, those of the posts, Keras' own option and the
+usual loop."""
 
 import functools
 import time
@@ -18,7 +19,9 @@ from gradlab.lab.experiments.optimizers import OptimizerConfig
 from gradlab.window import window_gradients
 
 RATE = 1e-3  # the learning rate
-SLOW_XLA = "on a CPU, XLA's convolutions take 10 times as long for LeNet and more than a minute for VGG-16"
+SLOW_XLA = (
+    "on a CPU, XLA's convolutions take 10 times as long for LeNet and more than a minute for VGG-16"
+)
 
 
 def _method(build: Callable[..., methods.Method]) -> Way:
@@ -49,14 +52,21 @@ def _has_convolutions(network: Network) -> bool:
 
 
 def _losses(network: Network) -> tuple[list, Callable, keras.optimizers.Optimizer]:
-    """The network's weights, a function (x, y, seed) -> the loss of each example, and Adam for the weights."""
+    """The network's weights, a function (x, y, seed) -> the loss of each example, and Adam for the
+    weights."""
     optimizer = keras.optimizers.Adam(RATE)
     if network.model is None:
         model = keras_model(network)
         each = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=None)
         optimizer.build(model.trainable_variables)
-        return model.trainable_variables, lambda x, y, seed: each(y, model(x, training=True)), optimizer
-    weights = [tf.Variable(value, name=name) for name, value in network.model.initial_weights(0).items()]
+        return (
+            model.trainable_variables,
+            lambda x, y, seed: each(y, model(x, training=True)),
+            optimizer,
+        )
+    weights = [
+        tf.Variable(value, name=name) for name, value in network.model.initial_weights(0).items()
+    ]
     optimizer.build(weights)
     named = dict(zip(network.model.shapes, weights))
     return weights, functools.partial(network.model.losses, named), optimizer
@@ -74,7 +84,8 @@ def _calls(update: Callable, x: np.ndarray, y: np.ndarray) -> Run:
 
 
 def big_batch(network: Network, k: int, b: int, x: np.ndarray, y: np.ndarray) -> Run:
-    """A `Way`: one tf.function with the whole batch at once. It is the reference for other functions of one's own."""
+    """A `Way`: one tf.function with the whole batch at once. It is the reference for other
+    functions of one's own."""
     weights, losses, optimizer = _losses(network)
 
     @tf.function
@@ -88,10 +99,14 @@ def big_batch(network: Network, k: int, b: int, x: np.ndarray, y: np.ndarray) ->
 
 
 def _your_function(in_flight: int = 1, xla: bool = False) -> Way:
-    """gradlab's loop in the user's own tf.function, which is traced for its k and b and returns only the losses."""
+    """gradlab's loop in the user's own tf.function, which is traced for its k and b and returns
+    only the losses."""
 
     def way(network, k, b, x, y):
-        _check(not (xla and _has_convolutions(network) and not tf.config.list_logical_devices("GPU")), SLOW_XLA)
+        _check(
+            not (xla and _has_convolutions(network) and not tf.config.list_logical_devices("GPU")),
+            SLOW_XLA,
+        )
         weights, losses, optimizer = _losses(network)
 
         @tf.function(jit_compile=xla)
@@ -100,7 +115,9 @@ def _your_function(in_flight: int = 1, xla: bool = False) -> Way:
                 return losses(*microbatch, seed + tf.stack([0, number]))
 
             ones = tf.ones([k * b])
-            window = window_gradients(of_microbatch, weights, (x, y), ones, b, in_flight=in_flight, norms=False)
+            window = window_gradients(
+                of_microbatch, weights, (x, y), ones, b, in_flight=in_flight, norms=False
+            )
             optimizer.apply(window.gradients, weights)
             return window.losses
 
@@ -110,7 +127,8 @@ def _your_function(in_flight: int = 1, xla: bool = False) -> Way:
 
 
 def _function_per_microbatch(xla: bool = False) -> Way:
-    """The usual loop: one tf.function adds a micro-batch's gradients to variables, one applies their mean."""
+    """The usual loop: one tf.function adds a micro-batch's gradients to variables, one applies
+    their mean."""
 
     def way(network, k, b, x, y):
         _check(not (xla and _has_convolutions(network)), SLOW_XLA)
@@ -119,7 +137,9 @@ def _function_per_microbatch(xla: bool = False) -> Way:
     return way
 
 
-def _loop_of_functions(network: Network, k: int, b: int, x: np.ndarray, y: np.ndarray, xla: bool) -> Run:
+def _loop_of_functions(
+    network: Network, k: int, b: int, x: np.ndarray, y: np.ndarray, xla: bool
+) -> Run:
     model, loss = keras_model(network), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     weights = model.trainable_variables
     optimizer = keras.optimizers.Adam(RATE)
@@ -140,7 +160,9 @@ def _loop_of_functions(network: Network, k: int, b: int, x: np.ndarray, y: np.nd
         for total in sums:
             total.assign(tf.zeros_like(total))
 
-    microbatches = [(tf.constant(x[i : i + b]), tf.constant(y[i : i + b])) for i in range(0, k * b, b)]
+    microbatches = [
+        (tf.constant(x[i : i + b]), tf.constant(y[i : i + b])) for i in range(0, k * b, b)
+    ]
 
     def run(updates):
         for _ in range(updates):
@@ -152,11 +174,14 @@ def _loop_of_functions(network: Network, k: int, b: int, x: np.ndarray, y: np.nd
     return run
 
 
-def _in_fit(k_in_fit: bool, prepare: Callable, updates_per_execution: int = 1, xla: bool = False) -> Way:
+def _in_fit(
+    k_in_fit: bool, prepare: Callable, updates_per_execution: int = 1, xla: bool = False
+) -> Way:
     """A way that calls `fit`.
 
     Args:
-        k_in_fit: whether `fit` gets micro-batches, and Keras' option sums their gradients; otherwise it gets windows.
+        k_in_fit: whether `fit` gets micro-batches, and Keras' option sums their gradients;
+            otherwise it gets windows.
         prepare: a function (model, b) -> the model to compile.
         updates_per_execution: how many updates one call of TensorFlow makes.
         xla: whether to compile with XLA.
@@ -201,8 +226,8 @@ def trainer(network: Network, k: int, b: int, x: np.ndarray, y: np.ndarray) -> R
 class _Clock(keras.callbacks.Callback):
     """Measures the seconds from the first step of a fit to its last.
 
-    The time that tf.data takes before and after the steps is not part of the updates. At the end of a fit, tf.data now
-    and then waits for a thread that sleeps for as long again as the fit took.
+    The time that tf.data takes before and after the steps is not part of the updates. At the end of
+    a fit, tf.data now and then waits for a thread that sleeps for as long again as the fit took.
     """
 
     def on_train_begin(self, logs=None):
@@ -214,23 +239,29 @@ class _Clock(keras.callbacks.Callback):
 
 def _fit(model: keras.Model, batch_size: int, x: np.ndarray, y: np.ndarray) -> Run:
     def run(updates):
-        # The updates are one epoch of a longer data set, so that they share the fixed cost at the start of fit.
+        # The updates are one epoch of a longer data set, so that they share the fixed cost at the
+        # start of fit.
         data, clock = (np.concatenate([x] * updates), np.concatenate([y] * updates)), _Clock()
-        model.fit(*data, batch_size=batch_size, epochs=1, shuffle=False, verbose=0, callbacks=[clock])
+        model.fit(
+            *data, batch_size=batch_size, epochs=1, shuffle=False, verbose=0, callbacks=[clock]
+        )
         return clock.seconds
 
     return run
 
 
 def _training(method: str) -> Way:
-    """One whole training of the lab: shuffled MNIST and every number that a Result keeps, but no test accuracy."""
+    """One whole training of the lab: shuffled MNIST and every number that a Result keeps, but no
+    test accuracy."""
 
     def way(network, k, b, x, y):
         from gradlab.lab.experiments.experiment import Experiment
         from gradlab.lab.experiments.training import train
 
         name = network.model.name
-        plan = dict(model=name, method=method, microbatch_size=b, accumulation_steps=k, eval_every=10**6)
+        plan = dict(
+            model=name, method=method, microbatch_size=b, accumulation_steps=k, eval_every=10**6
+        )
 
         def run(updates):
             list(train(Experiment(**plan, updates=updates, seeds=1)))
@@ -247,7 +278,9 @@ def _seeds(count: int) -> Way:
         from gradlab.lab.experiments.experiment import Experiment
         from gradlab.lab.experiments.together import train_together
 
-        plan = dict(model=network.model.name, method="microbatched", microbatch_size=b, accumulation_steps=k)
+        plan = dict(
+            model=network.model.name, method="microbatched", microbatch_size=b, accumulation_steps=k
+        )
 
         def run(updates):
             list(train_together(Experiment(**plan, updates=updates, seeds=count, eval_every=10**6)))
@@ -257,8 +290,8 @@ def _seeds(count: int) -> Way:
     return way
 
 
-# The names are the keys of the recorded data, and the row labels of the tables. Each way has one or more variants, of
-# which the fastest counts.
+# The names are the keys of the recorded data, and the row labels of the tables. Each way has one or
+# more variants, of which the fastest counts.
 WAYS: Ways = {
     "big batch in fit": {"": _in_fit(False, _plain)},
     "gradlab in fit": {"": _in_fit(False, _microbatched())},
@@ -274,12 +307,21 @@ WAYS: Ways = {
     "gradlab in your function": {"": _your_function()},
     "gradlab in your function, two in flight": {"": _your_function(in_flight=2)},
     "gradlab in your function, XLA": {"": _your_function(xla=True)},
-    "gradlab in the lab": {"": _method(lambda model, optimizer: methods.Microbatched(model, optimizer))},
-    "gradlab placeholders": {"": _method(lambda model, optimizer: methods.build("placeholders", model, optimizer))},
-    "gradlab variables": {"": _method(lambda model, optimizer: methods.build("variables", model, optimizer))},
+    "gradlab in the lab": {
+        "": _method(lambda model, optimizer: methods.Microbatched(model, optimizer))
+    },
+    "gradlab placeholders": {
+        "": _method(lambda model, optimizer: methods.build("placeholders", model, optimizer))
+    },
+    "gradlab variables": {
+        "": _method(lambda model, optimizer: methods.build("variables", model, optimizer))
+    },
     "placeholders (post)": {"": post_ways.placeholders},
     "variables (post)": {"": post_ways.variables},
-    "tf.function a micro-batch": {"": _function_per_microbatch(), "XLA": _function_per_microbatch(xla=True)},
+    "tf.function a micro-batch": {
+        "": _function_per_microbatch(),
+        "XLA": _function_per_microbatch(xla=True),
+    },
 }
 TRAININGS: Ways = {
     "training, microbatched": {"": _training("microbatched")},

@@ -1,8 +1,9 @@
-"""The table of texts: tokens per second, padding and memory of micro-batches cut by tokens or by a number of texts.
+"""The table of texts: tokens per second, padding and memory of micro-batches cut by tokens or by a
+number of texts.
 
-A small transformer classifies texts as long as the docstrings of Keras are, 256 of them per update. No micro-batch may
-have more than 2048 tokens, padding included; as the longest text has 512, micro-batches of a fixed size have 4 texts.
-To measure one way and print its figures as JSON:
+A small transformer classifies texts as long as the docstrings of Keras are, 256 of them per update.
+No micro-batch may have more than 2048 tokens, padding included; as the longest text has 512,
+micro-batches of a fixed size have 4 texts. To measure one way and print its figures as JSON:
 
     python -m benchmarks.tokens "token_batches"
 """
@@ -46,14 +47,16 @@ def measure(repeats: int = 3, say: Callable[..., None] = print) -> list[dict]:
         say: called with each line of progress, as `print` would be.
 
     Returns:
-        A row for each way: {"way", "tokens": real tokens per second, "padding": its share of all positions,
-        "mebibytes": added to the process}.
+        A row for each way: {"way", "tokens": real tokens per second, "padding": its share of all
+        positions, "mebibytes": added to the process}.
     """
     found: dict[str, list[dict]] = {way: [] for way in WAYS}
     for _ in range(repeats):
         for way in WAYS:  # in turn, so that a slow minute of the machine meets all of them
             command = [sys.executable, "-m", "benchmarks.tokens", way]
-            done = subprocess.run(command, env={**os.environ, **GLIBC}, capture_output=True, text=True)
+            done = subprocess.run(
+                command, env={**os.environ, **GLIBC}, capture_output=True, text=True
+            )
             if done.returncode:
                 raise RuntimeError(f"{' '.join(command)}: {done.stderr[-2000:]}")
             found[way].append(json.loads(done.stdout.splitlines()[-1]))
@@ -65,9 +68,13 @@ def measure(repeats: int = 3, say: Callable[..., None] = print) -> list[dict]:
 
 
 def as_table(rows: list[dict]) -> str:
-    """Writes the rows as a Markdown table; in parentheses the tokens per second over those of the fixed size."""
+    """Writes the rows as a Markdown table; in parentheses the tokens per second over those of the
+    fixed size."""
     fixed = next(row for row in rows if row["way"] == "fixed, padded micro-batches")
-    lines = ["| texts of 1 to 512 tokens | tokens per second | padding | MiB added |", "| --- | --- | --- | --- |"]
+    lines = [
+        "| texts of 1 to 512 tokens | tokens per second | padding | MiB added |",
+        "| --- | --- | --- | --- |",
+    ]
     for row in rows:
         words = f"| {WAYS[row['way']]} | {digits(row['tokens'])} ({row['tokens'] / fixed['tokens']:.2f}) "
         lines.append(f"{words}| {100 * row['padding']:.0f} % | {row['mebibytes']:.0f} |")
@@ -75,13 +82,16 @@ def as_table(rows: list[dict]) -> str:
 
 
 def lengths() -> np.ndarray:
-    """The numbers of words of some docstrings of Keras: real texts, which every installation has."""
+    """The numbers of words of some docstrings of Keras: real texts, which every installation
+    has."""
     import keras
 
     found = []
     for path in sorted(pathlib.Path(keras.__path__[0]).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module) and ast.get_docstring(node):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module) and ast.get_docstring(
+                node
+            ):
                 found.append(min(LONGEST, len(ast.get_docstring(node).split())))
     return np.random.default_rng(0).permutation(found)[:TEXTS]
 
@@ -106,7 +116,9 @@ def _datasets(way: str) -> tuple[Any, int]:
     else:
         made = one_by_one.padded_batch(FIXED if way == "Keras option" else PER_UPDATE)
     made = made.cache()
-    positions = sum(int(tf.size(x.flat_values if isinstance(x, tf.RaggedTensor) else x)) for x, _ in made)
+    positions = sum(
+        int(tf.size(x.flat_values if isinstance(x, tf.RaggedTensor) else x)) for x, _ in made
+    )
     return made.prefetch(2), positions
 
 
@@ -118,9 +130,9 @@ def _in_fours(x: Any, y: Any) -> tuple:
     longest = tf.reduce_max(tf.reshape(texts.row_lengths(), [-1, FIXED]), axis=1)
     padded = tf.RaggedTensor.from_tensor(texts.to_tensor(), lengths=tf.repeat(longest, FIXED))
     splits = tf.range(0, PER_UPDATE + 1, FIXED)
-    return tf.RaggedTensor.from_row_splits(padded, tf.cast(splits, tf.int64)), tf.RaggedTensor.from_row_splits(
-        y.values, tf.cast(splits, tf.int64)
-    )
+    return tf.RaggedTensor.from_row_splits(
+        padded, tf.cast(splits, tf.int64)
+    ), tf.RaggedTensor.from_row_splits(y.values, tf.cast(splits, tf.int64))
 
 
 def _model() -> Any:
@@ -140,7 +152,9 @@ def _model() -> Any:
 
 def main() -> None:
     """Measures one way in this process and prints its figures as the last line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("way", choices=WAYS)
     asked = parser.parse_args()
     import gradlab

@@ -1,4 +1,5 @@
-"""The usual accumulation loop in PyTorch: eager, with the fused optimizer, and with a compiled forward pass."""
+"""The usual accumulation loop in PyTorch: eager, with the fused optimizer, and with a compiled
+forward pass."""
 
 import numpy as np
 import torch
@@ -8,7 +9,8 @@ from benchmarks.networks import EPSILON, PADDING, Network, Way, output_shape
 
 
 class _Masked(nn.Module):
-    """A layer whose forward pass also takes which tokens are real, that is, not padding; None for images."""
+    """A layer whose forward pass also takes which tokens are real, that is, not padding; None for
+    images."""
 
 
 class _Layers(_Masked, nn.Sequential):
@@ -45,7 +47,8 @@ class _Attention(_Masked):
         self.outputs = nn.Linear(heads * size, width)
 
     def forward(self, x, real):
-        # (examples, tokens, 3 * heads * size) becomes query, key and value, each (examples, heads, tokens, size).
+        # (examples, tokens, 3 * heads * size) becomes query, key and value, each (examples, heads,
+        # tokens, size).
         query, key, value = self.inputs(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         mixed = nn.functional.scaled_dot_product_attention(query, key, value, real[:, None, None])
         return self.outputs(mixed.transpose(1, 2).flatten(2))
@@ -58,7 +61,8 @@ class _MeanOfTokens(_Masked):
 
 
 def module(network: Network) -> nn.Sequential:
-    """Builds the network as a torch module. The images' channels come before their height and width."""
+    """Builds the network as a torch module. The images' channels come before their height and
+    width."""
     layers = _modules(network.layers, network.input_shape)
     return _TextReader(*layers) if network.reads_tokens else _Layers(*layers)
 
@@ -106,7 +110,8 @@ def _module(layer: tuple, shape: tuple[int, ...]) -> nn.Module:
 
 
 def tensors(x: np.ndarray, y: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and classes as `module` and the cross-entropy take them: images with the channels first."""
+    """Inputs and classes as `module` and the cross-entropy take them: images with the channels
+    first."""
     x = x.transpose(0, 3, 1, 2).copy() if x.ndim == 4 else x
     return torch.from_numpy(x), torch.from_numpy(y.astype("int64"))
 
@@ -114,8 +119,9 @@ def tensors(x: np.ndarray, y: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
 def _loop(fused: bool = False, compiled: bool = False, channels_last: bool = False) -> Way:
     """Backward passes of loss / k for k micro-batches, then one optimizer step.
 
-    fused: whether Adam changes all weights in one operation. compiled: whether torch.compile compiles the forward and
-    backward passes of a micro-batch. channels_last: whether images lie in memory with their channels last.
+    fused: whether Adam changes all weights in one operation. compiled: whether torch.compile
+    compiles the forward and backward passes of a micro-batch. channels_last: whether images lie in
+    memory with their channels last.
     """
 
     def way(network, k, b, x, y):
@@ -125,14 +131,17 @@ def _loop(fused: bool = False, compiled: bool = False, channels_last: bool = Fal
         optimizer = torch.optim.Adam(model.parameters(), 1e-3, fused=fused)
         inputs, classes = tensors(x, y)
         if channels_last:
-            model, inputs = model.to(memory_format=torch.channels_last), inputs.to(memory_format=torch.channels_last)
+            model, inputs = (
+                model.to(memory_format=torch.channels_last),
+                inputs.to(memory_format=torch.channels_last),
+            )
 
         def loss_of(inputs, classes):
             return nn.functional.cross_entropy(model(inputs), classes) / k
 
         if compiled:
-            # By default, all functions compiled from this line share one small cache, and PyTorch goes back to eager
-            # execution without an error once it is full.
+            # By default, all functions compiled from this line share one small cache, and PyTorch
+            # goes back to eager execution without an error once it is full.
             loss_of = torch.compile(loss_of, fullgraph=True, dynamic=False, isolate_recompiles=True)
             loss_of(inputs[:b], classes[:b]).backward()
 

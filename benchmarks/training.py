@@ -1,4 +1,5 @@
-"""The fourth table: whole trainings of the lab. A part of the published experiment, and several seeds together."""
+"""The fourth table: whole trainings of the lab. A part of the published experiment, and several
+seeds together."""
 
 import statistics
 from collections.abc import Callable
@@ -23,11 +24,14 @@ def measure(rounds: int, say: Callable[..., None] = print) -> dict:
         say: called with each line of progress, as `print` would be.
 
     Returns:
-        {"milliseconds": the median milliseconds per update of each training, "placeholders over microbatched" and
-        "5 seeds over 1": the median over the rounds of the ratio of these times within a round}.
+        {"milliseconds": the median milliseconds per update of each training, "placeholders over
+        microbatched" and "5 seeds over 1": the median over the rounds of the ratio of these times
+        within a round}.
     """
     workers = [speed.Worker(setting) for setting in SETTINGS]
-    found: dict[str, dict[str, list[float]]] = {way: {setting: [] for setting in SETTINGS} for way in TRAININGS}
+    found: dict[str, dict[str, list[float]]] = {
+        way: {setting: [] for setting in SETTINGS} for way in TRAININGS
+    }
     try:
         for _ in range(rounds):
             for way, (network, k, b, updates) in TRAININGS.items():
@@ -57,7 +61,8 @@ def as_sentence(found: dict) -> str:
         found: what `measure` returned.
     """
     return (
-        f"**Whole trainings**: the published experiment, 20 x 5, takes {found['placeholders over microbatched']:.1f} "
-        "times as long with placeholders as with `microbatched`. Five seeds of the dense network, trained together, "
-        f"take {found['5 seeds over 1']:.2f} times as long as one."
+        "**Whole trainings**: the published experiment, 20 x 5, takes "
+        f"{found['placeholders over microbatched']:.1f} times as long with placeholders as with "
+        "`microbatched`. Five seeds of the dense network, trained together, take "
+        f"{found['5 seeds over 1']:.2f} times as long as one."
     )

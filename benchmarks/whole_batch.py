@@ -1,7 +1,9 @@
-"""The table of losses over the whole batch: time and memory of two passes beside plain accumulation.
+"""The table of losses over the whole batch: time and memory of two passes beside plain
+accumulation.
 
-A contrastive loss (`gradlab.WholeBatch`) and a mean of squares train the same network in `fit`, and the large batch of
-Keras trains with the contrastive loss. To measure one of them and print its figures as JSON:
+A contrastive loss (`gradlab.WholeBatch`) and a mean of squares train the same network in `fit`, and
+the large batch of Keras trains with the contrastive loss. To measure one of them and print its
+figures as JSON:
 
     python -m benchmarks.whole_batch "two passes"
 """
@@ -33,16 +35,20 @@ def measure(repeats: int = 3, say: Callable[..., None] = print) -> list[dict]:
         say: called with each line of progress, as `print` would be.
 
     Returns:
-        A row for each shape and way: {"k", "b", "way", "milliseconds": per update, "mebibytes": added to the process}.
+        A row for each shape and way: {"k", "b", "way", "milliseconds": per update, "mebibytes":
+        added to the process}.
     """
     rows = []
     for k, b in SHAPES:
         found: dict[str, list[dict]] = {way: [] for way in WAYS}
         for _ in range(repeats):
             for way in WAYS:  # in turn, so that a slow minute of the machine meets all of them
-                # GLIBC's settings return freed memory, which shows the memory in use, but cost time.
+                # GLIBC's settings return freed memory, which shows the memory in use, but cost
+                # time.
                 time_of, memory_of = _run(way, k, b), _run(way, k, b, **GLIBC)
-                found[way].append({"milliseconds": time_of["milliseconds"], "mebibytes": memory_of["mebibytes"]})
+                found[way].append(
+                    {"milliseconds": time_of["milliseconds"], "mebibytes": memory_of["mebibytes"]}
+                )
                 say(f"{way} {k} x {b}: {found[way][-1]}", flush=True)
         for way, runs in found.items():
             medians = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
@@ -52,17 +58,25 @@ def measure(repeats: int = 3, say: Callable[..., None] = print) -> list[dict]:
 
 def _run(way: str, k: int, b: int, **environment: str) -> dict:
     command = [sys.executable, "-m", "benchmarks.whole_batch", way, str(k), str(b)]
-    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
+    done = subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True
+    )
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def as_table(rows: list[dict]) -> str:
-    """Writes the rows as a Markdown table; in parentheses the time over that of plain accumulation."""
-    lines = ["| contrastive loss of a residual network | ms per update | MiB added |", "| --- | --- | --- |"]
+    """Writes the rows as a Markdown table; in parentheses the time over that of plain
+    accumulation."""
+    lines = [
+        "| contrastive loss of a residual network | ms per update | MiB added |",
+        "| --- | --- | --- |",
+    ]
     for row in rows:
-        plain = next(one for one in rows if (one["k"], one["way"]) == (row["k"], "plain accumulation"))
+        plain = next(
+            one for one in rows if (one["k"], one["way"]) == (row["k"], "plain accumulation")
+        )
         ratio = row["milliseconds"] / plain["milliseconds"]
         words = f"| {row['way']}, {row['k']} x {row['b']} | {digits(row['milliseconds'])} ({ratio:.2f}) "
         lines.append(f"{words}| {row['mebibytes']:.0f} |")
@@ -79,7 +93,9 @@ def _info_nce(y: Any, y_pred: Any) -> Any:
 
 def main() -> None:
     """Measures one way in this process and prints its figures as the last line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("way", choices=WAYS)
     parser.add_argument("k", type=int, help="the micro-batches per update")
     parser.add_argument("b", type=int, help="the examples per micro-batch")
@@ -102,7 +118,9 @@ def main() -> None:
     before = peak.bytes()
     if asked.way != "big batch":
         model = gradlab.microbatched(model, asked.b)
-    loss = {"plain accumulation": "mse", "two passes": gradlab.WholeBatch(_info_nce)}.get(asked.way, _info_nce)
+    loss = {"plain accumulation": "mse", "two passes": gradlab.WholeBatch(_info_nce)}.get(
+        asked.way, _info_nce
+    )
     model.compile("adam", loss)
     y = np.zeros([examples, 64], np.float32)
     fit = dict(batch_size=examples, verbose=0)
@@ -113,7 +131,11 @@ def main() -> None:
         began = time.perf_counter()
         model.fit(x, y, epochs=2, **fit)
         times.append((time.perf_counter() - began) / 2)
-    print(json.dumps({"milliseconds": 1000 * statistics.median(times), "mebibytes": memory / MEBIBYTE}))
+    print(
+        json.dumps(
+            {"milliseconds": 1000 * statistics.median(times), "mebibytes": memory / MEBIBYTE}
+        )
+    )
 
 
 if __name__ == "__main__":

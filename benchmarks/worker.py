@@ -2,11 +2,11 @@
 
     python -m benchmarks.worker tensorflow-auto
 
-Each thread setting needs a process of its own, because the number of threads can be set only once per process. The
-worker first writes one line: {"ways": pairs (way, variant)}, or {"missing": the module that is not installed}. It then
-reads requests from stdin, one JSON object per line: {"way", "variant", "network", "k", "b", "updates", "warm"}, where
-warm is the number of updates before a way is timed for the first time. It answers each request with one line:
-{"seconds"} or {"error"}.
+Each thread setting needs a process of its own, because the number of threads can be set only once
+per process. The worker first writes one line: {"ways": pairs (way, variant)}, or {"missing": the
+module that is not installed}. It then reads requests from stdin, one JSON object per line: {"way",
+"variant", "network", "k", "b", "updates", "warm"}, where warm is the number of updates before a way
+is timed for the first time. It answers each request with one line: {"seconds"} or {"error"}.
 """
 
 import gc
@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from benchmarks.networks import Run
 
-# For each setting, the module with its ways, and for TensorFlow the `threads` argument of `gradlab.setup`.
+# For each setting, the module with its ways, and for TensorFlow the `threads` argument of
+# `gradlab.setup`.
 SETTINGS: dict[str, tuple[str, str | None]] = {
     "tensorflow-auto": ("benchmarks.tensorflow_ways", "auto"),
     "tensorflow-default": ("benchmarks.tensorflow_ways", "tensorflow"),
@@ -53,7 +54,8 @@ def set_up(setting: str) -> None:
 
 
 class Timer:
-    """Times ways, and keeps those of the last network and shape compiled: all of them would fill the memory.
+    """Times ways, and keeps those of the last network and shape compiled: all of them would fill
+    the memory.
 
     Args:
         ways: for each name, its variants: a `benchmarks.networks.Way` for each name.
@@ -64,7 +66,9 @@ class Timer:
         self._kept: tuple = ()
         self._runs: dict[tuple, Run] = {}
 
-    def seconds(self, way: str, variant: str, network: str, k: int, b: int, updates: int, warm: int) -> float:
+    def seconds(
+        self, way: str, variant: str, network: str, k: int, b: int, updates: int, warm: int
+    ) -> float:
         """Times updates.
 
         Args:
@@ -73,7 +77,8 @@ class Timer:
             k: the micro-batches per update.
             b: the examples per micro-batch.
             updates: the number of updates to time.
-            warm: the number of updates to make before the first time that this way is timed with this k and b.
+            warm: the number of updates to make before the first time that this way is timed with
+                this k and b.
 
         Returns:
             The seconds that the updates took.

@@ -2,8 +2,9 @@
 
     python data/make_mnist.py FOLDER
 
-FOLDER holds train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte, as
-published (README.md beside this file says where they can be had). Each is checked against its published SHA-256 first.
+FOLDER holds train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and
+t10k-labels-idx1-ubyte, as published (README.md beside this file says where they can be had). Each
+is checked against its published SHA-256 first.
 """
 
 import hashlib
@@ -14,7 +15,8 @@ import numpy as np
 
 HERE = pathlib.Path(__file__).resolve().parent
 
-# name in mnist.npz: (file, SHA-256 of the file, shape). IDX is a header of 4 bytes a word, then the bytes of the array.
+# name in mnist.npz: (file, SHA-256 of the file, shape). IDX is a header of 4 bytes a word, then the
+# bytes of the array.
 SOURCES = {
     "x_train": (
         "train-images-idx3-ubyte",
@@ -47,12 +49,17 @@ def read_idx(path: pathlib.Path, sha256: str, shape: tuple[int, ...]) -> np.ndar
         raise ValueError(f"{path.name} must have the SHA-256 {sha256}. Received: {found}")
     words = np.frombuffer(content, dtype=">u4", count=1 + len(shape))
     if tuple(words[1:]) != shape:
-        raise ValueError(f"{path.name} must hold an array of shape {shape}. Received: {tuple(words[1:])}")
+        raise ValueError(
+            f"{path.name} must hold an array of shape {shape}. Received: {tuple(words[1:])}"
+        )
     return np.frombuffer(content, dtype=np.uint8, offset=4 * len(words)).reshape(shape)
 
 
 def main(folder: str) -> None:
-    arrays = {name: read_idx(pathlib.Path(folder) / file, sha, shape) for name, (file, sha, shape) in SOURCES.items()}
+    arrays = {
+        name: read_idx(pathlib.Path(folder) / file, sha, shape)
+        for name, (file, sha, shape) in SOURCES.items()
+    }
     target = HERE / "mnist.npz"
     np.savez_compressed(target, **arrays)
     digest = hashlib.sha256(target.read_bytes()).hexdigest()

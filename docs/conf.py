@@ -1,8 +1,10 @@
-"""Configuration of the site: pages in docs/, the API from the docstrings, and files from elsewhere in the repository.
+"""Configuration of the site: pages in docs/, the API from the docstrings, and files from elsewhere
+in the repository.
 
-Those files, such as the notebooks, are copied into docs/ before each build (`COPIES`), because Sphinx reads only files
-below its source folder. Links are written as on GitHub, relative to the file in the repository: `rewrite_links` turns a
-link to a copied file into a link to its page. Every other link to a file becomes a download.
+Those files, such as the notebooks, are copied into docs/ before each build (`COPIES`), because
+Sphinx reads only files below its source folder. Links are written as on GitHub, relative to the
+file in the repository: `rewrite_links` turns a link to a copied file into a link to its page. Every
+other link to a file becomes a download.
 """
 
 import json
@@ -32,7 +34,8 @@ extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ex
 exclude_patterns = ["_build"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"  # pages show the outputs that are saved in the notebooks
-nb_mime_priority_overrides = [("*", "application/vnd.jupyter.widget-view+json", None)]  # no kernel behind a page
+# No kernel behind a page
+nb_mime_priority_overrides = [("*", "application/vnd.jupyter.widget-view+json", None)]
 suppress_warnings = ["mystnb.unknown_mime_type"]  # Mermaid: a page shows the SVG beside it
 
 autodoc_member_order = "bysource"
@@ -63,7 +66,8 @@ COPIES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
 }
-# Owner and name on GitHub. If they are set, pages of notebooks get badges that open them on hosted services.
+# Owner and name on GitHub. If they are set, pages of notebooks get badges that open them on hosted
+# services.
 REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["gradlab"]["repository"]
 LINK = re.compile(r"(\]\()([^)\s\\#:]+)")
 
@@ -78,7 +82,8 @@ def copies() -> dict[pathlib.Path, pathlib.Path]:
 
 
 def copy_pages() -> None:
-    """Copies files that have changed, so that Sphinx reads only those again, and removes copies without a source."""
+    """Copies files that have changed, so that Sphinx reads only those again, and removes copies
+    without a source."""
     pages = copies()
     for old in set((DOCS / "course").rglob("*.ipynb")) - set(pages.values()):
         old.unlink()
@@ -93,7 +98,10 @@ def rewrite_links(app, docname: str, content: list[str]) -> None:
     """Makes links that are relative to a file of the repository relative to its page."""
     pages = {**copies(), ROOT / "README.md": DOCS / "index.md"}
     page = pathlib.Path(app.env.doc2path(docname))
-    origin = next((source for source, copy in pages.items() if copy == page and source.name != "README.md"), page)
+    origin = next(
+        (source for source, copy in pages.items() if copy == page and source.name != "README.md"),
+        page,
+    )
 
     def new(match: re.Match) -> str:
         target = pathlib.Path(os.path.normpath(origin.parent / match.group(2)))
@@ -108,7 +116,8 @@ def rewrite_links(app, docname: str, content: list[str]) -> None:
 
 
 def badges(notebook: str, repository: str) -> str:
-    """Badges that open a notebook in Colab and on Binder, as Markdown; empty without a repository."""
+    """Badges that open a notebook in Colab and on Binder, as Markdown; empty without a
+    repository."""
     if not repository:
         return ""
     colab = f"https://colab.research.google.com/github/{repository}/blob/main/{notebook}"
@@ -132,7 +141,8 @@ def add_badges(app, docname: str, content: list[str]) -> None:
 
 
 def whole_docstring(docstring: GoogleDocstring) -> tuple[str, list[str]]:
-    """The docstring of a property as ("", its lines). Napoleon would read the part before a colon as a type."""
+    """The docstring of a property as ("", its lines). Napoleon would read the part before a colon
+    as a type."""
     return "", GoogleDocstring(docstring._consume_to_end(), docstring._config).lines()
 
 

@@ -1,8 +1,8 @@
 """gradlab: gradient averaging and gradient accumulation in TensorFlow, to learn and to use.
 
-The public names are listed in `__init__.pyi`, where type checkers read them too. Each one is imported when it is first
-used, so `import gradlab` is quick and starts nothing. Call `gradlab.setup()` first if you want several towers, a fixed
-number of threads or repeatable runs.
+The public names are listed in `__init__.pyi`, where type checkers read them too. Each one is
+imported when it is first used, so `import gradlab` is quick and starts nothing. Call
+`gradlab.setup()` first if you want several towers, a fixed number of threads or repeatable runs.
 """
 
 from typing import Any as _Any
@@ -27,8 +27,8 @@ def __getattr__(name: str) -> _Any:
             if missing in ("", "gradlab", "tensorflow", "keras", "numpy"):  # no extra brings these
                 raise
             raise ModuleNotFoundError(
-                f'gradlab.{name} needs the extra "lab": pip install "gradlab[lab]". '
-                f"Received: no module named {missing}",
+                f'gradlab.{name} needs the extra "lab": pip install "gradlab[lab]". Received: no '
+                f"module named {missing}",
                 name=error.name,
             ) from error
     globals()[name] = value  # the next use finds it without coming here

@@ -1,8 +1,10 @@
-"""The command line: `gradlab COMMAND`, or `python -m gradlab COMMAND`. `gradlab --help` lists the commands.
+"""The command line: `gradlab COMMAND`, or `python -m gradlab COMMAND`. `gradlab --help` lists the
+commands.
 
 With --json, a command prints one JSON value in place of text:
 
-- run, sweep: a list with one object per experiment, with the keys that `gradlab.Result.summary` describes;
+- run, sweep: a list with one object per experiment, with the keys that `gradlab.Result.summary`
+  describes;
 - reproduce: a list with one object per row of the table, or for the other studies one per claim;
 - doctor: a list with one object per check: name, good, found, fix;
 - plot, devices, audit: one object.
@@ -28,7 +30,16 @@ TRAINING = ("run", "sweep", "reproduce")  # the commands that cache what is fini
 # The packages of each extra. A command that needs one of them names the extra.
 EXTRAS = {
     "lab": (
-        *("IPython", "PIL", "anywidget", "cloudpickle", "ipywidgets", "jupyter_client", "jupyter_core", "jupyterlab"),
+        *(
+            "IPython",
+            "PIL",
+            "anywidget",
+            "cloudpickle",
+            "ipywidgets",
+            "jupyter_client",
+            "jupyter_core",
+            "jupyterlab",
+        ),
         *("matplotlib", "packaging", "pandas", "tqdm", "traitlets"),
     ),
     "cluster": ("distributed",),
@@ -43,7 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the command and its options. None: those of this process.
 
     Returns:
-        The exit status: 0 for success, 1 if something failed, 2 for invalid input, 130 after Ctrl-C.
+        The exit status: 0 for success, 1 if something failed, 2 for invalid input, 130 after
+        Ctrl-C.
     """
     prog = "python -m gradlab" if __name__ == "__main__" else "gradlab"
     try:
@@ -57,7 +69,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         return _failed(_missing_extra(error, chosen.command), 1)
     except OSError as error:  # without the number that str(error) begins with
-        return _failed(f"{error.strerror}: {error.filename}" if error.filename else error.strerror or str(error), 1)
+        return _failed(
+            f"{error.strerror}: {error.filename}"
+            if error.filename
+            else error.strerror or str(error),
+            1,
+        )
     except RuntimeError as error:
         return _failed(str(error), 1)
     except KeyboardInterrupt:
@@ -68,7 +85,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _lab(chosen: argparse.Namespace) -> int:
     if pathlib.Path(chosen.folder).is_file():
         raise ValueError(f"FOLDER must be a folder. Received: {chosen.folder}, which is a file")
-    return _module("lab.course").open_course(chosen.folder, chosen.port, not chosen.no_browser, chosen.dask)
+    return _module("lab.course").open_course(
+        chosen.folder, chosen.port, not chosen.no_browser, chosen.dask
+    )
 
 
 def _run(chosen: argparse.Namespace) -> int:
@@ -93,7 +112,10 @@ def _sweep(chosen: argparse.Namespace) -> int:
     if chosen.out:
         for number, result in enumerate(results):
             e = result.experiment
-            result.save(chosen.out / f"{number:02}-{e.method}-{e.accumulation_steps}x{e.microbatch_size}.npz")
+            result.save(
+                chosen.out
+                / f"{number:02}-{e.method}-{e.accumulation_steps}x{e.microbatch_size}.npz"
+            )
     return 0
 
 
@@ -101,11 +123,16 @@ def _reproduce(chosen: argparse.Namespace) -> int:
     folder = chosen.out or (None if chosen.quick else pathlib.Path("data", "results"))
     _make_folder("--out", folder)
     if chosen.name == "averaging":
-        results = _train(chosen, lambda: _module("lab.reproduce.averaging").experiments(chosen.quick))
+        results = _train(
+            chosen, lambda: _module("lab.reproduce.averaging").experiments(chosen.quick)
+        )
         made = _module("lab.reproduce.averaging").Averaging(results)
     else:
         if chosen.processes != 1 or chosen.dask or chosen.cache:
-            raise ValueError(f"--processes, --dask and --cache are for averaging only. Received: NAME {chosen.name}")
+            raise ValueError(
+                "--processes, --dask and --cache are for averaging only. Received: NAME "
+                f"{chosen.name}"
+            )
         study = _module(f"lab.reproduce.{chosen.name.replace('-', '_')}").study
         with contextlib.redirect_stdout(sys.stderr):
             runtime.setup(seed=0)
@@ -123,7 +150,11 @@ def _plot(chosen: argparse.Namespace) -> int:
     figure = getattr(plots, chosen.kind)([_load(path) for path in chosen.results], **more)
     chosen.out.write_bytes(plots.to_png(figure))
     words = figure.get_label()
-    print(json.dumps({"file": str(chosen.out), "text": words}) if chosen.json else f"{chosen.out}: {words}")
+    print(
+        json.dumps({"file": str(chosen.out), "text": words})
+        if chosen.json
+        else f"{chosen.out}: {words}"
+    )
     return 0
 
 
@@ -131,8 +162,15 @@ def _devices(chosen: argparse.Namespace) -> int:
     with contextlib.redirect_stdout(sys.stderr):
         setup = runtime.setup()
     environment = _module("lab.experiments.environment").describe()
-    found = {"towers": list(setup.devices), **{name: environment[name] for name in ("device", "processor", "threads")}}
-    print(json.dumps(found) if chosen.json else "\n".join(f"{name:>10}: {value}" for name, value in found.items()))
+    found = {
+        "towers": list(setup.devices),
+        **{name: environment[name] for name in ("device", "processor", "threads")},
+    }
+    print(
+        json.dumps(found)
+        if chosen.json
+        else "\n".join(f"{name:>10}: {value}" for name, value in found.items())
+    )
     return 0
 
 
@@ -185,7 +223,8 @@ def _train(chosen: argparse.Namespace, experiments: Callable[[], list]) -> list:
         raise ValueError("give --processes or --dask. Received: both")
     _checks.positive_integer("processes", chosen.processes)
     if chosen.dask:
-        importlib.import_module("distributed")  # a missing package is an error before TensorFlow starts
+        # A missing package is an error before TensorFlow starts
+        importlib.import_module("distributed")
     sweep = _module("lab.experiments.sweep")
     _make_folder("--cache", chosen.cache)
     made = experiments()
@@ -208,7 +247,8 @@ def _print_summaries(results: Sequence, as_json: bool) -> None:
 
 @contextlib.contextmanager
 def _executor(chosen: argparse.Namespace) -> Iterator:
-    """What runs the jobs: None for this process, an executor for several processes or a Dask cluster."""
+    """What runs the jobs: None for this process, an executor for several processes or a Dask
+    cluster."""
     if chosen.dask:
         from distributed import Client
 
@@ -219,7 +259,8 @@ def _executor(chosen: argparse.Namespace) -> Iterator:
         try:
             yield pool
         except BaseException:
-            for child in multiprocessing.active_children():  # otherwise shutdown waits until their jobs are finished
+            # Otherwise shutdown waits until their jobs are finished
+            for child in multiprocessing.active_children():
                 child.terminate()
             raise
         finally:
@@ -231,7 +272,8 @@ def _executor(chosen: argparse.Namespace) -> Iterator:
 def _load(path: str) -> Any:
     """The result in a file."""
     rule = "RESULT must be a file that run --out or sweep --out wrote"
-    result, result_file = _module("lab.experiments.result"), _module("lab.experiments.result_file")
+    result = _module("lab.experiments.result")
+    result_file = _module("lab.experiments.result_file")
     with _readable(rule, path):
         try:
             return result.Result.load(path)
@@ -241,7 +283,8 @@ def _load(path: str) -> Any:
 
 @contextlib.contextmanager
 def _readable(rule: str, path: str) -> Iterator[None]:
-    """Replace the operating system's error for an unreadable file by a ValueError with the rule for that file."""
+    """Replace the operating system's error for an unreadable file by a ValueError with the rule for
+    that file."""
     try:
         yield
     except FileNotFoundError:
@@ -249,7 +292,9 @@ def _readable(rule: str, path: str) -> Iterator[None]:
     except IsADirectoryError:
         raise ValueError(f"{rule}. Received: {path}, which is a folder") from None
     except OSError as error:
-        raise ValueError(f"{rule}. Received: {path}, which cannot be read ({error.strerror})") from None
+        raise ValueError(
+            f"{rule}. Received: {path}, which cannot be read ({error.strerror})"
+        ) from None
 
 
 def _check_out_file(path: pathlib.Path | None, option: str = "--out") -> None:
@@ -266,7 +311,8 @@ def _check_out_file(path: pathlib.Path | None, option: str = "--out") -> None:
 
 
 def _make_folder(option: str, path: pathlib.Path | None) -> None:
-    """Create the folder that an option names, so that a wrong path is an error before the training starts."""
+    """Create the folder that an option names, so that a wrong path is an error before the training
+    starts."""
     if path is not None:
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -276,13 +322,15 @@ def _make_folder(option: str, path: pathlib.Path | None) -> None:
 
 
 def _module(name: str) -> Any:
-    """Import a module of gradlab. The lab's modules start TensorFlow, so each command imports only what it needs."""
+    """Import a module of gradlab. The lab's modules start TensorFlow, so each command imports only
+    what it needs."""
     with runtime.without_startup_noise():
         return importlib.import_module(f"gradlab.{name}")
 
 
 def _missing_extra(error: ModuleNotFoundError, command: str) -> str:
-    """The sentence for a package that is not installed; raises the error again if no extra has it."""
+    """The sentence for a package that is not installed; raises the error again if no extra has
+    it."""
     missing = (error.name or "").split(".")[0]
     for extra, packages in EXTRAS.items():
         if missing in packages:

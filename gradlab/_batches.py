@@ -1,4 +1,5 @@
-"""Batches as nests of tensors: how many examples they hold, and how they are cut into micro-batches."""
+"""Batches as nests of tensors: how many examples they hold, and how they are cut into
+micro-batches."""
 
 from collections.abc import Callable
 from itertools import zip_longest
@@ -13,9 +14,10 @@ class Cut(NamedTuple):
     """Where a batch is cut into micro-batches of different sizes.
 
     Attributes:
-        splits: the first example of each micro-batch, and the number of examples: shape (micro-batches + 1,).
-        widths: for each tensor of the batch, flattened: the size of its second axis in each micro-batch, of shape
-            (micro-batches,), or None to leave it as it is.
+        splits: the first example of each micro-batch, and the number of examples: shape
+            (micro-batches + 1,).
+        widths: for each tensor of the batch, flattened: the size of its second axis in each
+            micro-batch, of shape (micro-batches,), or None to leave it as it is.
     """
 
     splits: tf.Tensor
@@ -28,8 +30,11 @@ class Cut(NamedTuple):
 
 
 def map_tensors(function: Callable, *nests: Any) -> Any:
-    """Applies a function to the tensors of nests of one structure, in which None marks a missing tensor and stays."""
-    return tf.nest.map_structure(lambda *tensors: None if tensors[0] is None else function(*tensors), *nests)
+    """Applies a function to the tensors of nests of one structure, in which None marks a missing
+    tensor and stays."""
+    return tf.nest.map_structure(
+        lambda *tensors: None if tensors[0] is None else function(*tensors), *nests
+    )
 
 
 def tensors_of(batch: Any) -> list:
@@ -44,7 +49,9 @@ def as_tensor(value: Any) -> Any:
     try:
         return tf.convert_to_tensor(value)
     except (OverflowError, TypeError, ValueError):
-        raise ValueError(f"A batch must hold arrays, tensors or nests of them. Received: {value!r}") from None
+        raise ValueError(
+            f"A batch must hold arrays, tensors or nests of them. Received: {value!r}"
+        ) from None
 
 
 def examples_of(batch: Any, axis: int = 0) -> tf.Tensor:
@@ -53,22 +60,33 @@ def examples_of(batch: Any, axis: int = 0) -> tf.Tensor:
 
 
 def rows_of(tensor: Any, rows: slice, axis: int = 0) -> Any:
-    """The examples from rows.start to rows.stop; a sparse or ragged tensor must have them along its first axis."""
+    """The examples from rows.start to rows.stop; a sparse or ragged tensor must have them along its
+    first axis."""
     if isinstance(tensor, tf.SparseTensor):
-        start, stop = rows.start, rows.stop
-        sizes = [tensor.dense_shape[i] if size is None else size for i, size in enumerate(tensor.shape)]
+        start = rows.start
+        stop = rows.stop
+        sizes = [
+            tensor.dense_shape[i] if size is None else size for i, size in enumerate(tensor.shape)
+        ]
         sizes[0] = tf.cast(stop - start, tf.int64)
         part = tf.sparse.slice(tensor, [tf.cast(start, tf.int64), *[0] * (len(sizes) - 1)], sizes)
         # tf.sparse.slice forgets the shape of an example, which layers must know.
-        return tf.SparseTensor(part.indices, part.values, tf.stack([tf.cast(size, tf.int64) for size in sizes]))
+        return tf.SparseTensor(
+            part.indices, part.values, tf.stack([tf.cast(size, tf.int64) for size in sizes])
+        )
     return tensor[(slice(None),) * axis + (rows,)]
 
 
 def spread_rows(batch: Any, number: tf.Tensor) -> Any:
-    """Some examples, spread over the batch, because neighbors are often alike; of sparse tensors the first ones."""
+    """Some examples, spread over the batch, because neighbors are often alike; of sparse tensors
+    the first ones."""
     if any(isinstance(tensor, tf.SparseTensor) for tensor in tensors_of(batch)):
         return map_tensors(lambda tensor: rows_of(tensor, slice(0, number)), batch)
-    rows = tf.range(tf.cast(number, tf.int64)) * tf.cast(examples_of(batch), tf.int64) // tf.cast(number, tf.int64)
+    rows = (
+        tf.range(tf.cast(number, tf.int64))
+        * tf.cast(examples_of(batch), tf.int64)
+        // tf.cast(number, tf.int64)
+    )
     return map_tensors(lambda tensor: tf.gather(tensor, rows), batch)
 
 
@@ -119,16 +137,18 @@ def microbatches(batch: Any, microbatch_size: int | tf.Tensor | Cut, axis: int =
 
     Args:
         batch: a nest of tensors with the same number of examples.
-        microbatch_size: the examples of a micro-batch: an integer or an integer scalar tensor, or a `Cut`.
+        microbatch_size: the examples of a micro-batch: an integer or an integer scalar tensor, or a
+            `Cut`.
         axis: the axis along which the examples lie.
 
     Returns:
-        The number of micro-batches, and a function (number) -> that micro-batch. If all sizes are Python numbers and
-        there is no ragged tail, TensorFlow knows the micro-batches' shapes.
+        The number of micro-batches, and a function (number) -> that micro-batch. If all sizes are
+        Python numbers and there is no ragged tail, TensorFlow knows the micro-batches' shapes.
 
     Raises:
-        ValueError: tensors of different lengths, or a microbatch_size that is not a positive integer. Lengths that
-            TensorFlow does not know yet are compared when the operation runs: tf.errors.InvalidArgumentError.
+        ValueError: tensors of different lengths, or a microbatch_size that is not a positive
+            integer. Lengths that TensorFlow does not know yet are compared when the operation runs:
+            tf.errors.InvalidArgumentError.
     """
     if isinstance(microbatch_size, Cut):
         return _microbatches_as_cut(batch, microbatch_size)
@@ -138,9 +158,14 @@ def microbatches(batch: Any, microbatch_size: int | tf.Tensor | Cut, axis: int =
     batch, known = _of_one_length(map_tensors(as_tensor, batch), axis)
     examples = examples_of(batch, axis) if known is None else known
     steps = steps_of(examples, microbatch_size)
-    sizes_are_known = known is not None and isinstance(microbatch_size, int) and known % microbatch_size == 0
+    sizes_are_known = (
+        known is not None and isinstance(microbatch_size, int) and known % microbatch_size == 0
+    )
     if axis == 0 and sizes_are_known and all(map(_is_dense, tensors_of(batch))):
-        cut = map_tensors(lambda t: tf.reshape(t, tf.concat([[steps, microbatch_size], tf.shape(t)[1:]], 0)), batch)
+        cut = map_tensors(
+            lambda t: tf.reshape(t, tf.concat([[steps, microbatch_size], tf.shape(t)[1:]], 0)),
+            batch,
+        )
         return steps, lambda step: map_tensors(lambda tensor: tensor[step], cut)
 
     def microbatch(step):
@@ -165,7 +190,8 @@ def _microbatches_as_cut(batch: Any, cut: Cut) -> tuple:
 
 
 def _of_one_length(batch: Any, axis: int) -> tuple:
-    """The batch, after a check that its tensors have the same number of examples, and that number if it is known."""
+    """The batch, after a check that its tensors have the same number of examples, and that number
+    if it is known."""
     rule = "All tensors of a batch must have the same number of examples. Received:"
     tensors = tensors_of(batch)
     lengths = [tensor.shape[axis] for tensor in tensors]
@@ -173,7 +199,9 @@ def _of_one_length(batch: Any, axis: int) -> tuple:
         raise ValueError(f"{rule} {', '.join(map(str, lengths))}")
     if len(tensors) > 1 and None in lengths:
         counts = tf.stack([length_of(tensor, axis) for tensor in tensors])
-        check = tf.debugging.Assert(tf.reduce_all(counts == counts[0]), [rule, counts], summarize=-1)
+        check = tf.debugging.Assert(
+            tf.reduce_all(counts == counts[0]), [rule, counts], summarize=-1
+        )
         with tf.control_dependencies([check] if check is not None else []):
             batch = map_tensors(tf.identity, batch)
     return batch, lengths[0]

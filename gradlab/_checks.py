@@ -34,7 +34,12 @@ def natural_number(name: str, value: Any) -> None:
 
 def positive_number(name: str, value: Any) -> None:
     """Raise ValueError unless the value is a finite number above 0."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value) or value <= 0:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, Real)
+        or not math.isfinite(value)
+        or value <= 0
+    ):
         raise ValueError(f"{name} must be a finite number above 0. Received: {value!r}")
 
 
@@ -47,7 +52,8 @@ def boolean(name: str, value: Any) -> None:
 
 
 def floating_dtype(name: str, value: Any) -> None:
-    """Raise ValueError unless the value is None or a floating-point type of TensorFlow, or its name."""
+    """Raise ValueError unless the value is None or a floating-point type of TensorFlow, or its
+    name."""
     if value is None:
         return
     import tensorflow as tf  # here: `import gradlab` must not import it
@@ -57,11 +63,14 @@ def floating_dtype(name: str, value: Any) -> None:
     except (TypeError, ValueError):
         is_floating = False
     if not is_floating:
-        raise ValueError(f"{name} must be None or a floating-point type, such as float32. Received: {value!r}")
+        raise ValueError(
+            f"{name} must be None or a floating-point type, such as float32. Received: {value!r}"
+        )
 
 
 def finite_numbers(name: str, values: Any) -> None:
-    """Raise ValueError if a nest of dictionaries and sequences holds a number that is not finite, or a text or boolean.
+    """Raise ValueError if a nest of dictionaries and sequences holds a number that is not finite,
+    or a text or boolean.
 
     None and objects that are no Python or NumPy numbers, such as tensors, are not checked.
     """
@@ -70,7 +79,9 @@ def finite_numbers(name: str, values: Any) -> None:
     elif isinstance(values, (list, tuple)):
         parts = list(values)
     else:
-        if isinstance(values, (bool, str)) or (isinstance(values, Real) and not math.isfinite(values)):
+        if isinstance(values, (bool, str)) or (
+            isinstance(values, Real) and not math.isfinite(values)
+        ):
             raise ValueError(f"{name} must be finite numbers. Received: {values!r}")
         return
     for part in parts:
@@ -84,17 +95,21 @@ def function(name: str, value: Any, otherwise: str = "") -> None:
 
 
 def sequence(name: str, value: Any, of: str) -> None:
-    """Raise ValueError unless the value can be iterated, other than a text, a mapping or a number; of says of what."""
+    """Raise ValueError unless the value can be iterated, other than a text, a mapping or a number;
+    of says of what."""
     is_other = isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__iter__")
     if is_other or getattr(value, "shape", None) == ():
         raise ValueError(f"{name} must be a list of {of}. Received: {value!r}")
 
 
 def variables(name: str, values: Collection) -> None:
-    """Raise ValueError unless all values are variables of TensorFlow or Keras, or symbolic tensors."""
+    """Raise ValueError unless all values are variables of TensorFlow or Keras, or symbolic
+    tensors."""
     for value in values:
         if not (hasattr(value, "dtype") and hasattr(value, "shape") and hasattr(value, "name")):
-            raise ValueError(f"{name} must be variables of TensorFlow or Keras. Received: {value!r}")
+            raise ValueError(
+                f"{name} must be variables of TensorFlow or Keras. Received: {value!r}"
+            )
 
 
 def one_of(name: str, value: Any, known: Collection[str]) -> None:

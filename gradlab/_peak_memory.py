@@ -8,11 +8,11 @@ import pathlib
 class PeakMemory:
     """Measures the most memory in use since the object was created.
 
-    On a GPU, this is the peak of TensorFlow's allocator on the first GPU. On Linux without a GPU, it is the peak of the
-    process's resident set size. Elsewhere the peak cannot be read.
+    On a GPU, this is the peak of TensorFlow's allocator on the first GPU. On Linux without a GPU,
+    it is the peak of the process's resident set size. Elsewhere the peak cannot be read.
 
-    The resident set includes memory that an earlier training freed but the process did not return to the system, so
-    run trainings that are to be compared in separate processes.
+    The resident set includes memory that an earlier training freed but the process did not return
+    to the system, so run trainings that are to be compared in separate processes.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,8 @@ class PeakMemory:
             tf.config.experimental.reset_memory_stats(self._gpu)
         else:
             try:
-                pathlib.Path("/proc/self/clear_refs").write_text("5")  # on Linux, resets the peak to the current size
+                # On Linux, resets the peak to the current size
+                pathlib.Path("/proc/self/clear_refs").write_text("5")
             except OSError:
                 self._readable = False
 
@@ -43,6 +44,7 @@ class PeakMemory:
 
 
 def return_freed_memory() -> None:
-    """Returns memory that was freed to the system, where glibc manages it. Elsewhere it does nothing."""
+    """Returns memory that was freed to the system, where glibc manages it. Elsewhere it does
+    nothing."""
     with contextlib.suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,4 +1,5 @@
-"""GradientAccumulator: the weighted mean of the gradients of several micro-batches, summed in variables."""
+"""GradientAccumulator: the weighted mean of the gradients of several micro-batches, summed in
+variables."""
 
 from collections.abc import Sequence
 from numbers import Real
@@ -21,17 +22,19 @@ class GradientAccumulator:
         add(g, w):       sum = sum + w * g                weight = weight + w
         mean():          sum / weight
 
-    The mean divides by the weight that was actually added, never by a planned number of micro-batches, so a ragged tail
-    counts by its true size. If micro-batches differ in size, pass the number of examples (or tokens) of each as its
-    weight.
+    The mean divides by the weight that was actually added, never by a planned number of
+    micro-batches, so a ragged tail counts by its true size. If micro-batches differ in size, pass
+    the number of examples (or tokens) of each as its weight.
 
-    It works eagerly, inside `tf.function`, and in a `tf.compat.v1` static graph. In a static graph, `zero`, `add` and
-    `mean` return operations and tensors that a session runs. Use one `session.run` for each, in this order: within a
-    single run, a graph does not execute its operations in the order in which they were built.
+    It works eagerly, inside `tf.function`, and in a `tf.compat.v1` static graph. In a static graph,
+    `zero`, `add` and `mean` return operations and tensors that a session runs. Use one
+    `session.run` for each, in this order: within a single run, a graph does not execute its
+    operations in the order in which they were built.
 
     Args:
         variables: the variables whose gradients are summed: tf.Variable or Keras variables.
-        dtype: the type of the sums. None: float32 for half-precision variables, otherwise the variable's own type.
+        dtype: the type of the sums. None: float32 for half-precision variables, otherwise the
+            variable's own type.
 
     Raises:
         ValueError: there are no variables, or the type of a sum is not a floating-point type.
@@ -49,15 +52,20 @@ class GradientAccumulator:
         sequence("variables", variables, of="variables")
         self._variables = list(variables)
         if not self._variables:
-            raise ValueError("GradientAccumulator needs at least one variable. Received: an empty list")
+            raise ValueError(
+                "GradientAccumulator needs at least one variable. Received: an empty list"
+            )
         check_variables("variables", self._variables)
         floating_dtype("dtype", dtype)
-        self._dtypes = [accumulation_dtype(v.dtype) if dtype is None else tf.as_dtype(dtype) for v in self._variables]
+        self._dtypes = [
+            accumulation_dtype(v.dtype) if dtype is None else tf.as_dtype(dtype)
+            for v in self._variables
+        ]
         for variable, wanted in zip(self._variables, self._dtypes):
             if not wanted.is_floating:
                 raise ValueError(
-                    f"GradientAccumulator needs a floating-point type for the sum of {variable_name(variable)}. "
-                    f"Received: {wanted.name}"
+                    "GradientAccumulator needs a floating-point type for the sum of "
+                    f"{variable_name(variable)}. Received: {wanted.name}"
                 )
         self._sums = [
             tf.Variable(tf.zeros(v.shape, wanted), trainable=False, name=f"{_leaf(v)}_sum")
@@ -66,7 +74,8 @@ class GradientAccumulator:
         # In float32, the number of examples is exact up to 16.7 million per window.
         weight_dtype = tf.float64 if tf.float64 in self._dtypes else tf.float32
         self._weight = tf.Variable(tf.zeros([], weight_dtype), trainable=False, name="weight_sum")
-        # A variable without any gradient has the mean None, as in the large batch, so that optimizers skip it.
+        # A variable without any gradient has the mean None, as in the large batch, so that
+        # optimizers skip it.
         self._reached = [False] * len(self._variables)
 
     @property
@@ -91,19 +100,20 @@ class GradientAccumulator:
         """Add the gradients of one micro-batch's mean loss.
 
         Args:
-            gradients: for each variable, in order: a tensor of its shape; a `tf.IndexedSlices`, whose rows are added in
-                place, without a dense copy; or None, which counts as zero. Their type is that of the variable or that
-                of its sum.
-            weight: the weight of the micro-batch, usually its number of examples: a number of 0 or more, or a scalar
-                tensor.
+            gradients: for each variable, in order: a tensor of its shape; a `tf.IndexedSlices`,
+                whose rows are added in place, without a dense copy; or None, which counts as zero.
+                Their type is that of the variable or that of its sum.
+            weight: the weight of the micro-batch, usually its number of examples: a number of 0 or
+                more, or a scalar tensor.
 
         Returns:
             In a static graph, the operation that adds the gradients; otherwise None.
 
         Raises:
-            ValueError: the gradients differ from the variables in number, shape or type, a `tf.IndexedSlices` names a
-                row that does not exist, or the weight is negative or not finite. Nothing is added then. Inside
-                `tf.function` and in static graphs, what TensorFlow knows only when the operation runs is raised as a
+            ValueError: the gradients differ from the variables in number, shape or type, a
+                `tf.IndexedSlices` names a row that does not exist, or the weight is negative or not
+                finite. Nothing is added then. Inside `tf.function` and in static graphs, what
+                TensorFlow knows only when the operation runs is raised as a
                 `tf.errors.InvalidArgumentError` with the same message.
         """
         sequence("gradients", gradients, of="gradients")
@@ -120,7 +130,9 @@ class GradientAccumulator:
             ]
         with tf.control_dependencies([*checks, *added]):
             added.append(self._weight.assign_add(weight))
-        self._reached = [seen or gradient is not None for seen, gradient in zip(self._reached, gradients)]
+        self._reached = [
+            seen or gradient is not None for seen, gradient in zip(self._reached, gradients)
+        ]
         return _done(added)
 
     def _add_to(self, total: tf.Variable, gradient: Any, weight: tf.Tensor) -> Any:
@@ -135,11 +147,13 @@ class GradientAccumulator:
         """The weighted mean of all gradients added since `zero()`.
 
         Returns:
-            For each variable a tensor of its shape and type, or None if no gradient of this variable was ever added.
+            For each variable a tensor of its shape and type, or None if no gradient of this
+            variable was ever added.
 
         Raises:
-            ValueError: no gradients with a weight above 0 were added. Inside `tf.function` and in static graphs, the
-                same message is raised as a `tf.errors.InvalidArgumentError` when the operation runs.
+            ValueError: no gradients with a weight above 0 were added. Inside `tf.function` and in
+                static graphs, the same message is raised as a `tf.errors.InvalidArgumentError` when
+                the operation runs.
         """
         names = ", ".join(variable_name(variable) for variable in self._variables)
         nothing = f"mean() needs gradients: none with a weight above 0 were added since zero() for {names}"
@@ -168,7 +182,9 @@ def _checked_weight(weight: Any, dtype: tf.DType) -> tuple[tf.Tensor, list]:
         tensor = tf.convert_to_tensor(weight)
     except (TypeError, ValueError):
         raise ValueError(f"{rule} {weight!r}") from None
-    if tensor.shape.rank not in (None, 0) or not (tensor.dtype.is_floating or tensor.dtype.is_integer):
+    if tensor.shape.rank not in (None, 0) or not (
+        tensor.dtype.is_floating or tensor.dtype.is_integer
+    ):
         raise ValueError(f"weight must be one real number. Received: {weight!r}")
     cast = tf.cast(tensor, dtype)
     return cast, _checks(tf.math.is_finite(cast) & (cast >= 0), rule, tensor)
@@ -189,9 +205,12 @@ def _checks_of_gradient(gradient: Any, variable: Any) -> list:
             return []
         found = tf.shape(gradient)
         return _checks(
-            tf.reduce_all(tf.equal(found, shape)), f"{rule} the variable's shape {tuple(shape)}. Received:", found
+            tf.reduce_all(tf.equal(found, shape)),
+            f"{rule} the variable's shape {tuple(shape)}. Received:",
+            found,
         )
-    values, indices = tf.convert_to_tensor(gradient.values), tf.convert_to_tensor(gradient.indices)
+    values = tf.convert_to_tensor(gradient.values)
+    indices = tf.convert_to_tensor(gradient.indices)
     if not indices.dtype.is_integer:
         raise ValueError(f"{rule} integers as indices. Received: {indices.dtype.name}")
     found = tf.shape(values)
@@ -202,7 +221,11 @@ def _checks_of_gradient(gradient: Any, variable: Any) -> list:
     missing = tf.boolean_mask(indices, (indices < 0) | (indices >= shape[0]))[:1]
     return [
         *_checks(tf.reduce_all(tf.equal(found, expected)), rows, found),
-        *_checks(tf.equal(tf.size(missing), 0), f"{rule} indices from 0 to {shape[0] - 1}. Received:", missing),
+        *_checks(
+            tf.equal(tf.size(missing), 0),
+            f"{rule} indices from 0 to {shape[0] - 1}. Received:",
+            missing,
+        ),
     ]
 
 
@@ -221,7 +244,8 @@ def _checks(is_right: tf.Tensor, rule: str, shown: tf.Tensor) -> list:
 
 
 def _done(operations: list) -> tf.Operation | None:
-    """In a static graph, one operation that runs all of these; otherwise None, since program order runs them."""
+    """In a static graph, one operation that runs all of these; otherwise None, since program order
+    runs them."""
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     if graph is None or graph.building_function:
         return None

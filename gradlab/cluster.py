@@ -24,12 +24,13 @@ def strategy() -> "tf.distribute.Strategy":
     """The tf.distribute strategy for the available workers and devices.
 
     - Several workers, each a process that a scheduler or `python -m gradlab launch` started: a
-      MultiWorkerMirroredStrategy over them. They are listed in TF_CONFIG or, on SLURM, found by TensorFlow's resolver.
-      A worker computes on its GPUs, or on its CPU as one device.
+      MultiWorkerMirroredStrategy over them. They are listed in TF_CONFIG or, on SLURM, found by
+      TensorFlow's resolver. A worker computes on its GPUs, or on its CPU as one device.
     - Several towers, configured by `gradlab.setup`: a MirroredStrategy over their devices.
     - Otherwise: TensorFlow's default strategy for a single device.
 
-    Call it right after `gradlab.setup`, and create the model and the optimizer inside `with strategy.scope():`.
+    Call it right after `gradlab.setup`, and create the model and the optimizer inside `with
+    strategy.scope():`.
 
     Returns:
         A tf.distribute.Strategy, the same object on every call.
@@ -49,7 +50,11 @@ def strategy() -> "tf.distribute.Strategy":
         chosen = runtime.current()
         gpus = tf.config.list_logical_devices("GPU")
         devices = chosen.devices if chosen is not None else runtime.tower_devices(max(1, len(gpus)))
-        return tf.distribute.MirroredStrategy(devices) if len(devices) > 1 else tf.distribute.get_strategy()
+        return (
+            tf.distribute.MirroredStrategy(devices)
+            if len(devices) > 1
+            else tf.distribute.get_strategy()
+        )
 
 
 def _over_workers() -> "tf.distribute.Strategy":
@@ -57,9 +62,11 @@ def _over_workers() -> "tf.distribute.Strategy":
 
     resolver = None  # TF_CONFIG
     if "TF_CONFIG" not in os.environ:
-        # SLURM already assigns each task its own GPUs (srun --gpus-per-task). TensorFlow's resolver would assign them
-        # again, and fails to count tasks without GPUs. So it gets the number of one GPU per task, and assigns none.
-        port = 12000 + int(os.environ.get("SLURM_JOB_ID", "0")) % 20000  # two jobs may share a machine
+        # SLURM already assigns each task its own GPUs (srun --gpus-per-task). TensorFlow's resolver
+        # would assign them again, and fails to count tasks without GPUs. So it gets the number of
+        # one GPU per task, and assigns none.
+        # Two jobs may share a machine
+        port = 12000 + int(os.environ.get("SLURM_JOB_ID", "0")) % 20000
         resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
             port_base=port, gpus_per_node=runtime.workers(), gpus_per_task=1, auto_set_gpu=False
         )
@@ -67,18 +74,21 @@ def _over_workers() -> "tf.distribute.Strategy":
         return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
     except RuntimeError as error:
         raise RuntimeError(
-            "gradlab.cluster.strategy must run before TensorFlow starts its devices, that is before its first "
-            f"operation: call it right after gradlab.setup. TensorFlow's message: {error}"
+            "gradlab.cluster.strategy must run before TensorFlow starts its devices, that is "
+            "before its first operation: call it right after gradlab.setup. TensorFlow's message: "
+            f"{error}"
         ) from None
 
 
-def launch(command: Sequence[str], workers: int, out: TextIO | None = None, grace: float = 5.0) -> int:
+def launch(
+    command: Sequence[str], workers: int, out: TextIO | None = None, grace: float = 5.0
+) -> int:
     """Run a command as a cluster of local processes, until all have ended or one fails.
 
-    Each process has its own TF_CONFIG. The workers communicate over the loopback interface, on ports that were free
-    just before. Each line of their output is preceded by the worker's number. If a worker fails, or this process is
-    interrupted or terminated, the remaining workers are terminated, and killed after the grace period, so that no
-    process is left behind.
+    Each process has its own TF_CONFIG. The workers communicate over the loopback interface, on
+    ports that were free just before. Each line of their output is preceded by the worker's number.
+    If a worker fails, or this process is interrupted or terminated, the remaining workers are
+    terminated, and killed after the grace period, so that no process is left behind.
 
     Args:
         command: the program and its arguments.
@@ -87,7 +97,8 @@ def launch(command: Sequence[str], workers: int, out: TextIO | None = None, grac
         grace: the seconds between terminating and killing a worker.
 
     Returns:
-        0 if all workers succeeded, otherwise the exit status of one that failed; 128 + n after signal n, as in a shell.
+        0 if all workers succeeded, otherwise the exit status of one that failed; 128 + n after
+        signal n, as in a shell.
 
     Raises:
         ValueError: workers is not a positive integer, or the command is empty.
@@ -101,7 +112,10 @@ def launch(command: Sequence[str], workers: int, out: TextIO | None = None, grac
     processes: list[subprocess.Popen] = []
     readers: list[threading.Thread] = []
     received: list[int] = []  # the signals that ask this process to stop
-    handlers = {n: signal.signal(n, lambda number, _: received.append(number)) for n in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {
+        n: signal.signal(n, lambda number, _: received.append(number))
+        for n in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         for index in range(workers):
             task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
@@ -111,10 +125,15 @@ def launch(command: Sequence[str], workers: int, out: TextIO | None = None, grac
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # a process group of its own, which also ends the processes that it starts
+                # A process group of its own, which also ends the processes that it starts
+                start_new_session=True,
             )
             processes.append(process)
-            readers.append(threading.Thread(target=_relay, args=(process.stdout, index, out, lock), daemon=True))
+            readers.append(
+                threading.Thread(
+                    target=_relay, args=(process.stdout, index, out, lock), daemon=True
+                )
+            )
             readers[-1].start()
         while not received:
             statuses = [process.poll() for process in processes]
@@ -151,8 +170,12 @@ def _relay(stream: IO[bytes], index: int, out: TextIO, lock: threading.Lock) -> 
 
 
 def _end(processes: list[subprocess.Popen], grace: float) -> None:
-    """End the workers' process groups: SIGTERM, then SIGKILL when all workers have ended or the grace is over."""
-    for number, until in ((signal.SIGTERM, time.monotonic() + grace), (signal.SIGKILL, time.monotonic() + 2 * grace)):
+    """End the workers' process groups: SIGTERM, then SIGKILL when all workers have ended or the
+    grace is over."""
+    for number, until in (
+        (signal.SIGTERM, time.monotonic() + grace),
+        (signal.SIGKILL, time.monotonic() + 2 * grace),
+    ):
         for process in processes:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, number)

@@ -1,10 +1,13 @@
-"""The three classic static graphs: averaging over towers, through placeholders, and in variables, with tf.compat.v1.
+"""The three classic static graphs: averaging over towers, through placeholders, and in variables,
+with tf.compat.v1.
 
-A static graph is built first and run later: the functions here return references to tensors and operations, not values.
-A session runs them and returns the values; `session` makes one with the threads that `gradlab.setup` chose.
+A static graph is built first and run later: the functions here return references to tensors and
+operations, not values. A session runs them and returns the values; `session` makes one with the
+threads that `gradlab.setup` chose.
 
-All three graphs begin alike (see towers.py): a batch is split over the towers, each tower computes its loss and its
-gradients on its device, and `average_gradients` averages them. They differ in what happens to this average:
+All three graphs begin alike (see towers.py): a batch is split over the towers, each tower computes
+its loss and its gradients on its device, and `average_gradients` averages them. They differ in what
+happens to this average:
 
     tower_graph         it is applied at once: each run is one update
     placeholder_graph   it is fetched to the host, averaged there over the window, and fed back through placeholders
@@ -30,7 +33,8 @@ class TowerGraph(Forward):
     """The graph of `tower_graph`.
 
     Attributes:
-        train_op: updates the variables with the mean gradient of the batch that is fed; each run is one update.
+        train_op: updates the variables with the mean gradient of the batch that is fed; each run is
+            one update.
     """
 
     train_op: tf.Operation
@@ -40,12 +44,12 @@ class TowerGraph(Forward):
 class PlaceholderGraph(Forward):
     """The graph of `placeholder_graph`.
 
-    For one update, fetch `gradients` k times, average them with `average_on_host`, feed the means through
-    `gradient_placeholders`, and run `train_op`.
+    For one update, fetch `gradients` k times, average them with `average_on_host`, feed the means
+    through `gradient_placeholders`, and run `train_op`.
 
     Attributes:
-        gradients: the mean gradient of a micro-batch for each variable on which the loss depends. Half-precision
-            gradients are converted to float32, sparse ones to dense tensors.
+        gradients: the mean gradient of a micro-batch for each variable on which the loss depends.
+            Half-precision gradients are converted to float32, sparse ones to dense tensors.
         gradient_placeholders: a placeholder for each of these gradients, in the same order.
         train_op: updates the variables with the gradients that are fed.
     """
@@ -59,8 +63,8 @@ class PlaceholderGraph(Forward):
 class VariableGraph(TowerGraph):
     """The graph of `variable_graph`.
 
-    For one update, run `zero_ops`, then `accum_ops` k times, then `train_step`. For a window of a single micro-batch,
-    `train_op` applies its gradients at once.
+    For one update, run `zero_ops`, then `accum_ops` k times, then `train_step`. For a window of a
+    single micro-batch, `train_op` applies its gradients at once.
 
     Attributes:
         accumulator: the sums of the gradients, and their weight.
@@ -92,26 +96,30 @@ def tower_graph(
         apply the means, once
 
     Args:
-        loss: a function (features, labels, dropout_seed) -> the loss of each example, shape (examples,). It creates its
-            variables with `tf.compat.v1.get_variable`. It is called once for each tower and gets the same variables
-            each time.
-        optimizer: a function (learning rate tensor) -> tf.compat.v1.train.Optimizer, such as the class AdamOptimizer.
+        loss: a function (features, labels, dropout_seed) -> the loss of each example, shape
+            (examples,). It creates its variables with `tf.compat.v1.get_variable`. It is called
+            once for each tower and gets the same variables each time.
+        optimizer: a function (learning rate tensor) -> tf.compat.v1.train.Optimizer, such as the
+            class AdamOptimizer.
         feature_shape: the shape of one example's features.
-        towers: the number of towers. Each runs on a GPU if there are enough, otherwise on a logical CPU device.
+        towers: the number of towers. Each runs on a GPU if there are enough, otherwise on a logical
+            CPU device.
         dtype: the type of the features and weights.
 
     Returns:
         A `TowerGraph`.
 
     Raises:
-        ValueError: there are more towers than devices, or the loss has no variables or does not return one number per
-            example.
+        ValueError: there are more towers than devices, or the loss has no variables or does not
+            return one number per example.
     """
     with tf.Graph().as_default():
         made, fields = build_towers(loss, optimizer, feature_shape, towers, dtype)
         with tf.device(fields["home"]):
             train_op = made.apply_gradients(fields["average"], fields["global_step"], name="train")
-            return TowerGraph(**fields, init_op=v1.global_variables_initializer(), train_op=train_op)
+            return TowerGraph(
+                **fields, init_op=v1.global_variables_initializer(), train_op=train_op
+            )
 
 
 def placeholder_graph(
@@ -121,7 +129,8 @@ def placeholder_graph(
     towers: int = 1,
     dtype: tf.DType | str = "float32",
 ) -> PlaceholderGraph:
-    """Build a graph that averages through placeholders: gradients are computed and applied in separate runs.
+    """Build a graph that averages through placeholders: gradients are computed and applied in
+    separate runs.
 
     In pseudocode::
 
@@ -136,14 +145,20 @@ def placeholder_graph(
     """
     with tf.Graph().as_default():
         made, fields = build_towers(loss, optimizer, feature_shape, towers, dtype)
-        gradients, placeholders, averages = [], [], []
+        gradients = []
+        placeholders = []
+        averages = []
         with tf.device(fields["home"]):
             for gradient, variable in fields["average"]:
                 if gradient is None:
                     continue
                 name = variable.name.removesuffix(":0")
-                gradients.append(tf.cast(tf.convert_to_tensor(gradient), accumulation_dtype(gradient.dtype)))
-                placeholders.append(v1.placeholder(gradients[-1].dtype, variable.shape, name=f"gradient/{name}"))
+                gradients.append(
+                    tf.cast(tf.convert_to_tensor(gradient), accumulation_dtype(gradient.dtype))
+                )
+                placeholders.append(
+                    v1.placeholder(gradients[-1].dtype, variable.shape, name=f"gradient/{name}")
+                )
                 averages.append((tf.cast(placeholders[-1], variable.dtype), variable))
             train_op = made.apply_gradients(averages, fields["global_step"], name="train")
             return PlaceholderGraph(
@@ -184,10 +199,14 @@ def variable_graph(
             with tf.name_scope("zero"):
                 zero_ops = accumulator.zero()
             with tf.name_scope("accumulate"):
-                accum_ops = accumulator.add([gradient for gradient, _ in fields["average"]], fields["weight"])
+                accum_ops = accumulator.add(
+                    [gradient for gradient, _ in fields["average"]], fields["weight"]
+                )
             with tf.name_scope("mean"):
                 mean = accumulator.mean()
-            train_step = made.apply_gradients(zip(mean, fields["variables"]), fields["global_step"], name="train_step")
+            train_step = made.apply_gradients(
+                zip(mean, fields["variables"]), fields["global_step"], name="train_step"
+            )
             return VariableGraph(
                 **fields,
                 init_op=v1.global_variables_initializer(),
@@ -199,8 +218,11 @@ def variable_graph(
             )
 
 
-def average_on_host(gradients: Sequence[Sequence[np.ndarray]], weights: Sequence[float]) -> list[np.ndarray]:
-    """The weighted mean of gradients that were fetched from a `placeholder_graph`, computed in NumPy.
+def average_on_host(
+    gradients: Sequence[Sequence[np.ndarray]], weights: Sequence[float]
+) -> list[np.ndarray]:
+    """The weighted mean of gradients that were fetched from a `placeholder_graph`, computed in
+    NumPy.
 
     Args:
         gradients: a list over micro-batches of lists of arrays.
@@ -218,7 +240,10 @@ def average_on_host(gradients: Sequence[Sequence[np.ndarray]], weights: Sequence
     """
     if not gradients or not np.sum(weights) > 0:
         raise ValueError(
-            f"average_on_host needs gradients with a weight above 0. Received: {len(gradients)} micro-batches of "
-            f"weights {list(weights)}"
+            f"average_on_host needs gradients with a weight above 0. Received: {len(gradients)} "
+            f"micro-batches of weights {list(weights)}"
         )
-    return [np.average(np.stack(column), axis=0, weights=weights).astype(column[0].dtype) for column in zip(*gradients)]
+    return [
+        np.average(np.stack(column), axis=0, weights=weights).astype(column[0].dtype)
+        for column in zip(*gradients)
+    ]

@@ -1,4 +1,5 @@
-"""The loop over a window's micro-batches inside one compiled function. All of gradlab accumulates with it."""
+"""The loop over a window's micro-batches inside one compiled function. All of gradlab accumulates
+with it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,12 +18,15 @@ class Microbatch(NamedTuple):
 
     Attributes:
         loss: the mean loss of the micro-batch, of the shape `Loop.loss_shape`, usually a scalar.
-        weight: how much this mean counts in the window's mean, a scalar: its number of examples or tokens.
-        state: the state for the next micro-batch, with the structure and shapes of the incoming state.
+        weight: how much this mean counts in the window's mean, a scalar: its number of examples or
+            tokens.
+        state: the state for the next micro-batch, with the structure and shapes of the incoming
+            state.
         share: the factor of the loss when it is differentiated, a scalar. None: the weight.
-        examples: (loss of each example, share of each) or None. If given, the sum of share * loss over the examples is
-            differentiated instead of the factor times the mean loss. It must have the same gradient; computing it takes
-            fewer operations. A share of None counts as 1.
+        examples: (loss of each example, share of each) or None. If given, the sum of share * loss
+            over the examples is differentiated instead of the factor times the mean loss. It must
+            have the same gradient; computing it takes fewer operations. A share of None counts as
+            1.
     """
 
     loss: tf.Tensor
@@ -36,12 +40,15 @@ class Sums(NamedTuple):
     """The result of `accumulate`: sums over a window, not yet divided by its weight.
 
     Attributes:
-        gradients: for each variable the sum of share * gradient, or None if no loss depends on the variable.
+        gradients: for each variable the sum of share * gradient, or None if no loss depends on the
+            variable.
         weight: the sum of the weights, a scalar.
-        skipped: the number of micro-batches left out because they were not finite, an integer scalar.
+        skipped: the number of micro-batches left out because they were not finite, an integer
+            scalar.
         losses: the loss of each micro-batch, shape `(micro-batches, *loss_shape)`.
         weights: the weight of each micro-batch, 0 if it was left out, shape (micro-batches,).
-        records: what `record` returned for each micro-batch, shape `(micro-batches, *loss_shape)`, or None.
+        records: what `record` returned for each micro-batch, shape `(micro-batches, *loss_shape)`,
+            or None.
         state: the state that the last micro-batch returned.
     """
 
@@ -58,10 +65,12 @@ class Window(NamedTuple):
     """The result of `window_gradients`.
 
     Attributes:
-        gradients: for each variable the weighted mean gradient over the window, in the variable's type, or None.
+        gradients: for each variable the weighted mean gradient over the window, in the variable's
+            type, or None.
         losses: the weighted mean loss of each micro-batch, shape (micro-batches,).
         weights: the weight of each micro-batch, shape (micro-batches,).
-        gradient_norms: the norm of each micro-batch's mean gradient, shape (micro-batches,), or None.
+        gradient_norms: the norm of each micro-batch's mean gradient, shape (micro-batches,), or
+            None.
     """
 
     gradients: list
@@ -75,18 +84,20 @@ class Loop:
     """Settings of the loop in `accumulate`.
 
     Attributes:
-        in_flight: the number of micro-batches that may be computed at once. With 1, the loop needs the memory of one
-            micro-batch, however many there are. Each further one adds its activations and its gradient, and saves time
-            on several cores.
-        dtype: the type in which gradients are summed. None: float32 for half-precision variables, else the variable's
-            own type.
+        in_flight: the number of micro-batches that may be computed at once. With 1, the loop needs
+            the memory of one micro-batch, however many there are. Each further one adds its
+            activations and its gradient, and saves time on several cores.
+        dtype: the type in which gradients are summed. None: float32 for half-precision variables,
+            else the variable's own type.
         weight_dtype: the type of losses, weights and records.
-        loss_shape: the shape of a micro-batch's loss: () for one training, (seeds,) for several that are computed
-            together.
+        loss_shape: the shape of a micro-batch's loss: () for one training, (seeds,) for several
+            that are computed together.
         axis: the axis of the batch's tensors along which the examples lie.
-        skip_nonfinite: whether to leave out and count a micro-batch with NaN or inf in its loss or gradient.
-        stopped: a function without arguments -> a boolean scalar, called before each micro-batch. Once it returns True
-            the loop ends; the losses and weights of the remaining micro-batches are 0.
+        skip_nonfinite: whether to leave out and count a micro-batch with NaN or inf in its loss or
+            gradient.
+        stopped: a function without arguments -> a boolean scalar, called before each micro-batch.
+            Once it returns True the loop ends; the losses and weights of the remaining
+            micro-batches are 0.
 
     Raises:
         ValueError: a setting out of range.
@@ -127,29 +138,32 @@ def accumulate(
         for each micro-batch of microbatch_size examples (the last one may be smaller):
             sum = sum + gradient of (share * mean loss)
 
-    Call it inside a `tf.function`. The loop is a `tf.while_loop`, so TensorFlow does not trace it again when the number
-    of micro-batches changes, nor when their size changes if the size is a tensor. A batch without examples gives sums
-    of 0.
+    Call it inside a `tf.function`. The loop is a `tf.while_loop`, so TensorFlow does not trace it
+    again when the number of micro-batches changes, nor when their size changes if the size is a
+    tensor. A batch without examples gives sums of 0.
 
-    If the number of examples and microbatch_size are Python numbers and there is no ragged tail, TensorFlow knows all
-    shapes. An update of a small network then takes 5 to 15 % less time, and XLA (`tf.function(jit_compile=True)`)
-    compiles the loop well. The price is one trace for each pair of numbers.
+    If the number of examples and microbatch_size are Python numbers and there is no ragged tail,
+    TensorFlow knows all shapes. An update of a small network then takes 5 to 15 % less time, and
+    XLA (`tf.function(jit_compile=True)`) compiles the loop well. The price is one trace for each
+    pair of numbers.
 
-    To save memory, pass accumulators: variables to which gradients are added in place. Without them the sums are passed
-    from one micro-batch to the next, which takes about half a copy of the gradients in addition (measured with VGG-16).
-    Adding in place also runs the micro-batches in order, so `Loop.in_flight` then has no effect.
+    To save memory, pass accumulators: variables to which gradients are added in place. Without them
+    the sums are passed from one micro-batch to the next, which takes about half a copy of the
+    gradients in addition (measured with VGG-16). Adding in place also runs the micro-batches in
+    order, so `Loop.in_flight` then has no effect.
 
     Args:
-        forward: a function (micro-batch, number, state) -> `Microbatch`. The number counts the window's micro-batches
-            from 0: an integer scalar.
+        forward: a function (micro-batch, number, state) -> `Microbatch`. The number counts the
+            window's micro-batches from 0: an integer scalar.
         variables: the variables to differentiate with respect to, of TensorFlow or Keras.
         batch: a nest of tensors with the same number of examples; None where a part is missing.
         microbatch_size: the examples of a micro-batch: an integer or an integer scalar tensor.
         state: a nest of tensors, passed from one micro-batch to the next.
-        record: a function (loss, gradients) -> a tensor of the loss' shape to keep for each micro-batch, such as their
-            squared norm. The gradients are those of share * loss. None: nothing is kept.
-        accumulators: for each variable, a variable of its shape in which its gradients are summed. They are set to zero
-            first.
+        record: a function (loss, gradients) -> a tensor of the loss' shape to keep for each
+            micro-batch, such as their squared norm. The gradients are those of share * loss. None:
+            nothing is kept.
+        accumulators: for each variable, a variable of its shape in which its gradients are summed.
+            They are set to zero first.
         loop: the settings of the loop.
 
     Returns:
@@ -160,13 +174,17 @@ def accumulate(
     reached = [False] * len(variables)  # filled in while TensorFlow traces the loop's body
 
     def body(step, sums, total, skipped, state, arrays):
-        result, gradients = _differentiate(forward, variables, microbatch(step), step, state, loop.weight_dtype)
+        result, gradients = _differentiate(
+            forward, variables, microbatch(step), step, state, loop.weight_dtype
+        )
         reached[:] = [gradient is not None for gradient in gradients]
         with tf.control_dependencies(additions_to_keep(gradients, loop.in_flight)):
             weight = tf.identity(tf.cast(result.weight, loop.weight_dtype))
 
         def take():
-            added = [_add(sum_, gradient) for sum_, gradient in zip(accumulators or sums, gradients)]
+            added = [
+                _add(sum_, gradient) for sum_, gradient in zip(accumulators or sums, gradients)
+            ]
             return [] if accumulators else added, total + weight, skipped, result.state, weight
 
         if loop.skip_nonfinite:
@@ -177,7 +195,11 @@ def accumulate(
         kept = [tf.cast(result.loss, loop.weight_dtype), weight]
         if record is not None:
             kept.append(tf.cast(record(result.loss, gradients), loop.weight_dtype))
-        return step + 1, *carry, tuple(array.write(step, value) for array, value in zip(arrays, kept))
+        return (
+            step + 1,
+            *carry,
+            tuple(array.write(step, value) for array, value in zip(arrays, kept)),
+        )
 
     sums = _zeros(variables, loop.dtype)
     if accumulators:
@@ -185,14 +207,19 @@ def accumulate(
             accumulator.assign(zeros)
         sums = []
     shapes = [loop.loss_shape, ()] + [loop.loss_shape] * (record is not None)
-    arrays = tuple(tf.TensorArray(loop.weight_dtype, steps, element_shape=shape) for shape in shapes)
+    arrays = tuple(
+        tf.TensorArray(loop.weight_dtype, steps, element_shape=shape) for shape in shapes
+    )
     _, sums, total, skipped, state, arrays = tf.while_loop(
         lambda step, *_: step < steps if loop.stopped is None else (step < steps) & ~loop.stopped(),
         body,
         (tf.constant(0), sums, tf.zeros([], loop.weight_dtype), tf.constant(0), state, arrays),
         parallel_iterations=loop.in_flight,
     )
-    sums = [tf.convert_to_tensor(sum_) if seen else None for sum_, seen in zip(accumulators or sums, reached)]
+    sums = [
+        tf.convert_to_tensor(sum_) if seen else None
+        for sum_, seen in zip(accumulators or sums, reached)
+    ]
     losses, weights, *records = (array.stack() for array in arrays)
     return Sums(sums, total, skipped, losses, weights, records[0] if records else None, state)
 
@@ -210,25 +237,28 @@ def window_gradients(
 ) -> Window:
     """The gradients of a batch's mean loss, computed one micro-batch at a time.
 
-    This is `accumulate`, divided by the weight of the examples that were processed; see there for details.
+    This is `accumulate`, divided by the weight of the examples that were processed; see there for
+    details.
 
     Args:
-        loss: a function (micro-batch, number) -> the loss of each example, shape (examples,). The number counts the
-            window's micro-batches from 0: an integer scalar.
+        loss: a function (micro-batch, number) -> the loss of each example, shape (examples,). The
+            number counts the window's micro-batches from 0: an integer scalar.
         variables: the variables to differentiate with respect to, of TensorFlow or Keras.
         batch: a nest of tensors with the same first dimension.
         weights: the weights of the examples, shape (examples,); their sum must be above 0.
         microbatch_size: the examples of a micro-batch: an integer or an integer scalar tensor.
         in_flight: the number of micro-batches that may be computed at once, as in `Loop`.
         stopped: a function that ends the loop early, as in `Loop`.
-        norms: whether to compute the norm of each micro-batch's gradient, which reads every gradient once more.
+        norms: whether to compute the norm of each micro-batch's gradient, which reads every
+            gradient once more.
 
     Returns:
         A `Window`.
 
     Raises:
-        ValueError: tensors of different lengths, a microbatch_size that is not a positive integer, weights that are
-            not floating-point numbers, or a loss that is not one number for each example.
+        ValueError: tensors of different lengths, a microbatch_size that is not a positive integer,
+            weights that are not floating-point numbers, or a loss that is not one number for each
+            example.
 
     Example:
         >>> w = tf.Variable(2.0)
@@ -240,8 +270,11 @@ def window_gradients(
     """
     dtype = weights.dtype
     if not tf.as_dtype(dtype).is_floating:
-        raise ValueError(f"weights must be floating-point numbers. Received: {tf.as_dtype(dtype).name}")
-    # Shares are weights divided by the micro-batch size, so that summed gradients are as large as those of a mean loss.
+        raise ValueError(
+            f"weights must be floating-point numbers. Received: {tf.as_dtype(dtype).name}"
+        )
+    # Shares are weights divided by the micro-batch size, so that summed gradients are as large as
+    # those of a mean loss.
     size = tf.cast(microbatch_size, dtype)
 
     def forward(microbatch, number, state):
@@ -249,7 +282,10 @@ def window_gradients(
         weight = tf.reduce_sum(input_weights)
         each = tf.cast(loss(inputs, number), dtype)
         if each.shape.rank not in (None, 1):
-            raise ValueError(f"loss must return one number for each example. Received: a tensor of shape {each.shape}")
+            raise ValueError(
+                "loss must return one number for each example. Received: a tensor of shape "
+                f"{each.shape}"
+            )
         mean = tf.math.divide_no_nan(tf.reduce_sum(each * input_weights), weight)
         return Microbatch(mean, weight, state, examples=(each, input_weights / size))
 
@@ -265,8 +301,11 @@ def window_gradients(
     return Window(gradients, sums.losses, sums.weights, gradient_norms)
 
 
-def _differentiate(forward, variables: list, microbatch, number, state, weight_dtype) -> tuple[Microbatch, list]:
-    """One micro-batch's forward and backward pass: its `Microbatch` and the gradients of share * loss."""
+def _differentiate(
+    forward, variables: list, microbatch, number, state, weight_dtype
+) -> tuple[Microbatch, list]:
+    """One micro-batch's forward and backward pass: its `Microbatch` and the gradients of share *
+    loss."""
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(variables)
         result = forward(microbatch, number, state)
@@ -276,33 +315,50 @@ def _differentiate(forward, variables: list, microbatch, number, state, weight_d
     if result.examples is None:
         return result, tape.gradient(scaled, variables)
     losses, shares = result.examples
-    return result, tape.gradient(losses, variables, None if shares is None else tf.cast(shares, losses.dtype))
+    return result, tape.gradient(
+        losses, variables, None if shares is None else tf.cast(shares, losses.dtype)
+    )
 
 
 def _tf_variable(variable) -> tf.Variable:
     """The variable itself, or the one behind a Keras variable, which a tape cannot watch."""
-    return variable if callable(getattr(variable, "value", None)) else getattr(variable, "value", variable)
+    return (
+        variable
+        if callable(getattr(variable, "value", None))
+        else getattr(variable, "value", variable)
+    )
 
 
 def _zeros(variables: Sequence, dtype) -> list:
     """Zeros to which gradients are added.
 
-    They come from `Empty`: TensorFlow folds zeros of a known shape into a constant, and keeps that copy allocated.
+    They come from `Empty`: TensorFlow folds zeros of a known shape into a constant, and keeps that
+    copy allocated.
     """
-    dtypes = [tf.as_dtype(dtype) if dtype else accumulation_dtype(variable.dtype) for variable in variables]
-    return [tf.raw_ops.Empty(shape=v.shape, dtype=dtype, init=True) for v, dtype in zip(variables, dtypes)]
+    dtypes = [
+        tf.as_dtype(dtype) if dtype else accumulation_dtype(variable.dtype)
+        for variable in variables
+    ]
+    return [
+        tf.raw_ops.Empty(shape=v.shape, dtype=dtype, init=True)
+        for v, dtype in zip(variables, dtypes)
+    ]
 
 
 def _add(total, gradient):
-    """The sum with a gradient: a new tensor, or a variable added to in place. A sparse gradient stays sparse."""
+    """The sum with a gradient: a new tensor, or a variable added to in place. A sparse gradient
+    stays sparse."""
     if gradient is None:
         return total
     in_place = isinstance(total, tf.Variable)
     if isinstance(gradient, tf.IndexedSlices):
         rows = tf.cast(gradient.values, total.dtype)
         if in_place:
-            # Variable.scatter_add does the same, but fails for a variable with one copy on each replica.
-            return tf.raw_ops.ResourceScatterAdd(resource=total.handle, indices=gradient.indices, updates=rows)
+            # Variable.scatter_add does the same, but fails for a variable with one copy on each
+            # replica.
+            return tf.raw_ops.ResourceScatterAdd(
+                resource=total.handle, indices=gradient.indices, updates=rows
+            )
         return tf.tensor_scatter_nd_add(total, gradient.indices[:, tf.newaxis], rows)
     gradient = tf.cast(gradient, total.dtype)
     return total.assign_add(gradient) if in_place else total + gradient

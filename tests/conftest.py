@@ -1,4 +1,5 @@
-"""Fixtures of several test modules: a seed, float64 as the type of computation, and two devices to train on."""
+"""Fixtures of several test modules: a seed, float64 as the type of computation, and two devices to
+train on."""
 
 import os
 import sys
@@ -11,7 +12,8 @@ collect_ignore_glob = ["*_worker.py", "keras_suite/recorder.py"]
 
 @pytest.fixture(autouse=True)
 def seeded():
-    """Each test draws the same weights in every run; another GRADLAB_TEST_SEED shows which tolerances are too tight."""
+    """Each test draws the same weights in every run; another GRADLAB_TEST_SEED shows which
+    tolerances are too tight."""
     if "keras" in sys.modules:  # a test that has to stay without TensorFlow stays so
         import keras
 
@@ -22,7 +24,8 @@ def seeded():
 def float64():
     import keras
 
-    keras.utils.clear_session(free_memory=False)  # forgets the policy that layers were last made with
+    # Forgets the policy that layers were last made with
+    keras.utils.clear_session(free_memory=False)
     keras.config.set_floatx("float64")
     yield
     keras.config.set_floatx("float32")
@@ -31,7 +34,8 @@ def float64():
 
 @pytest.fixture(scope="session")
 def two_devices():
-    """One strategy for all tests of a process: with two of them, TensorFlow confuses their collectives."""
+    """One strategy for all tests of a process: with two of them, TensorFlow confuses their
+    collectives."""
     import tensorflow as tf
 
     return tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])

@@ -16,7 +16,9 @@ def variable(name="w", shape=(2,), dtype="float32"):
     return tf.Variable(tf.zeros(shape, dtype), name=name)
 
 
-@given(windows=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=5), min_size=1, max_size=3))
+@given(
+    windows=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=5), min_size=1, max_size=3)
+)
 def test_the_mean_is_over_what_was_added(windows):
     accumulator = GradientAccumulator([variable(dtype="float64")])
     generator = np.random.default_rng(0)
@@ -26,7 +28,9 @@ def test_the_mean_is_over_what_was_added(windows):
         for gradient, weight in zip(gradients, weights):
             accumulator.add([tf.constant(gradient)], weight)
         assert float(accumulator.weight) == sum(weights)
-        np.testing.assert_allclose(accumulator.mean()[0], np.average(gradients, axis=0, weights=weights), rtol=1e-12)
+        np.testing.assert_allclose(
+            accumulator.mean()[0], np.average(gradients, axis=0, weights=weights), rtol=1e-12
+        )
 
 
 def test_equal_weights_are_the_default():
@@ -47,20 +51,35 @@ def test_in_a_function():
         return accumulator.mean()[0]
 
     for _ in range(2):  # the second window contains nothing of the first
-        assert window(tf.constant([[1.0, 2.0], [4.0, 8.0]]), tf.constant([2.0, 1.0])).numpy().tolist() == [2, 4]
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"mean\(\) needs gradients: none .* for w"):
+        assert window(
+            tf.constant([[1.0, 2.0], [4.0, 8.0]]), tf.constant([2.0, 1.0])
+        ).numpy().tolist() == [2, 4]
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"mean\(\) needs gradients: none .* for w"
+    ):
         window(tf.zeros([0, 2]), tf.zeros([0]))
 
 
 def test_in_a_static_graph():
     with tf.Graph().as_default() as graph:
-        w = tf.compat.v1.get_variable("w", [2], initializer=tf.zeros_initializer(), use_resource=True)
+        w = tf.compat.v1.get_variable(
+            "w", [2], initializer=tf.zeros_initializer(), use_resource=True
+        )
         accumulator = GradientAccumulator([w])
-        gradient, weight = tf.compat.v1.placeholder("float32", [2]), tf.compat.v1.placeholder("float32", [])
-        zero, add, mean = accumulator.zero(), accumulator.add([gradient], weight), accumulator.mean()
+        gradient, weight = (
+            tf.compat.v1.placeholder("float32", [2]),
+            tf.compat.v1.placeholder("float32", []),
+        )
+        zero, add, mean = (
+            accumulator.zero(),
+            accumulator.add([gradient], weight),
+            accumulator.mean(),
+        )
         with static_graph.session(graph) as session:
             session.run(tf.compat.v1.global_variables_initializer())
-            with pytest.raises(tf.errors.InvalidArgumentError, match=r"mean\(\) needs gradients: none .* for w"):
+            with pytest.raises(
+                tf.errors.InvalidArgumentError, match=r"mean\(\) needs gradients: none .* for w"
+            ):
                 session.run(mean)
             session.run(add, {gradient: [1, 2], weight: 2})
             session.run(add, {gradient: [4, 8], weight: 1})
@@ -71,7 +90,8 @@ def test_in_a_static_graph():
 
 
 def test_sparse_gradients_are_added_in_place():
-    """Rows are scattered into the sum: no operation converts a sparse gradient to a dense tensor."""
+    """Rows are scattered into the sum: no operation converts a sparse gradient to a dense
+    tensor."""
     table = variable("table", (4, 1))
     accumulator = GradientAccumulator([table])
 
@@ -88,7 +108,8 @@ def test_sparse_gradients_are_added_in_place():
 
 
 def test_half_precision_is_summed_in_float32():
-    """bfloat16 has 8 bits: from 256 on, adding 1 has no effect. A float32 accumulator stays exact."""
+    """bfloat16 has 8 bits: from 256 on, adding 1 has no effect. A float32 accumulator stays
+    exact."""
     ones = [tf.constant(1.0, "bfloat16")] * 1000
     means = {}
     for dtype in (None, "bfloat16"):
@@ -124,16 +145,30 @@ def test_invalid_input_raises_an_error_with_the_rule_and_the_value():
     good = tf.ones([2])
     for gradients, weight, sentence in [
         ([good], 1, r"one gradient for each of the 2 variables \(w, b\). Received: 1"),
-        ([good, tf.ones([3])], 1, r"the gradient of b must have the variable's shape \(2,\). Received: \(3,\)"),
-        ([good, tf.ones([2], "float64")], 1, "the gradient of b must have the type float32. Received: float64"),
-        ([good, 1.0], 1, "the gradient of b must be a tensor, tf.IndexedSlices or None. Received: 1.0"),
+        (
+            [good, tf.ones([3])],
+            1,
+            r"the gradient of b must have the variable's shape \(2,\). Received: \(3,\)",
+        ),
+        (
+            [good, tf.ones([2], "float64")],
+            1,
+            "the gradient of b must have the type float32. Received: float64",
+        ),
+        (
+            [good, 1.0],
+            1,
+            "the gradient of b must be a tensor, tf.IndexedSlices or None. Received: 1.0",
+        ),
         ([good, good], -1, "weight must be finite and 0 or more. Received: -1"),
         ([good, good], float("nan"), "weight must be finite and 0 or more. Received: nan"),
     ]:
         with pytest.raises(ValueError, match=sentence):
             accumulator.add(gradients, weight)
     assert float(accumulator.weight) == 0  # nothing was added, not even partly
-    with pytest.raises(ValueError, match=r"mean\(\) needs gradients: none .* were added since zero\(\) for w, b"):
+    with pytest.raises(
+        ValueError, match=r"mean\(\) needs gradients: none .* were added since zero\(\) for w, b"
+    ):
         accumulator.mean()
     accumulator.add([good, good])
     accumulator.zero()
@@ -141,11 +176,14 @@ def test_invalid_input_raises_an_error_with_the_rule_and_the_value():
         accumulator.mean()
     with pytest.raises(ValueError, match="at least one variable. Received: an empty list"):
         GradientAccumulator([])
-    with pytest.raises(ValueError, match="needs a floating-point type for the sum of w. Received: int32"):
+    with pytest.raises(
+        ValueError, match="needs a floating-point type for the sum of w. Received: int32"
+    ):
         GradientAccumulator([variable("w", dtype="int32")])
     for dtype in ("int32", [], "", 5, "nonsense", True):
         with pytest.raises(
-            ValueError, match="dtype must be None or a floating-point type, such as float32. Received: "
+            ValueError,
+            match="dtype must be None or a floating-point type, such as float32. Received: ",
         ):
             GradientAccumulator([variable("w")], dtype=dtype)
 
@@ -154,20 +192,29 @@ def slices(values, indices):
     return tf.IndexedSlices(tf.constant(values), tf.constant(indices))
 
 
-# For each kind of input that is refused: a gradient of a table of 3 rows, a weight, and the sentence.
+# For each kind of input that is refused: a gradient of a table of 3 rows, a weight, and the
+# sentence.
 WRONG = {
-    "a row beyond the last": (slices([[1.0, 1.0]], [7]), 1.0, "must have indices from 0 to 2. Received: 7"),
-    "a row below 0": (slices([[1.0, 1.0]], [-1]), 1.0, "must have indices from 0 to 2. Received: -1"),
+    "a row beyond the last": (slices([[1.0, 1.0]], [7]), 1.0, "must have indices from 0 to 2. "
+                                                              "Received: 7"),
+    "a row below 0": (slices([[1.0, 1.0]], [-1]), 1.0, "must have indices from 0 to 2. Received: "
+                                                       "-1"),
     "fewer rows than indices": (
-        slices([[1.0, 1.0]], [0, 1]), 1.0, r"must have one row of shape \(2,\) for each index. Received: \(1, 2\)",
+        slices([[1.0, 1.0]], [0, 1]), 1.0, r"must have one row of shape \(2,\) for each index. "
+                                           r"Received: \(1, 2\)",
     ),
     "rows of another length": (
-        slices([[1.0]], [0]), 1.0, r"must have one row of shape \(2,\) for each index. Received: \(1, 1\)",
+        slices([[1.0]], [0]), 1.0, r"must have one row of shape \(2,\) for each index. Received: "
+                                   r"\(1, 1\)",
     ),
-    "a negative weight": (tf.ones([3, 2]), tf.constant(-2.0), r"weight must be finite and 0 or more. Received: -2\.0"),
-    "a negative integer": (tf.ones([3, 2]), tf.constant(-2), "weight must be finite and 0 or more. Received: -2"),
-    "a weight of NaN": (tf.ones([3, 2]), tf.constant(np.nan), "weight must be finite and 0 or more. Received: nan"),
-    "an array of inf": (tf.ones([3, 2]), np.array(np.inf), "weight must be finite and 0 or more. Received: inf"),
+    "a negative weight": (tf.ones([3, 2]), tf.constant(-2.0), r"weight must be finite and 0 or "
+                                                              r"more. Received: -2\.0"),
+    "a negative integer": (tf.ones([3, 2]), tf.constant(-2), "weight must be finite and 0 or "
+                                                             "more. Received: -2"),
+    "a weight of NaN": (tf.ones([3, 2]), tf.constant(np.nan), "weight must be finite and 0 or "
+                                                              "more. Received: nan"),
+    "an array of inf": (tf.ones([3, 2]), np.array(np.inf), "weight must be finite and 0 or more. "
+                                                           "Received: inf"),
 }  # fmt: skip
 
 
@@ -198,16 +245,23 @@ def test_an_add_that_fails_in_a_function_leaves_nothing_behind(case):
     def add(parts, weight):
         accumulator.add([tf.ones([2]), tf.IndexedSlices(*parts) if is_sparse else parts[0]], weight)
 
-    with pytest.raises(tf.errors.InvalidArgumentError, match=re.sub(r" Received.*", " Received:", sentence)):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=re.sub(r" Received.*", " Received:", sentence)
+    ):
         add(parts, weight)
     assert all((v.numpy() == 0).all() for v in accumulator.variables)
 
 
 def test_an_add_that_fails_in_a_static_graph_leaves_nothing_behind():
     with tf.Graph().as_default() as graph:
-        w = tf.compat.v1.get_variable("w", [2], initializer=tf.zeros_initializer(), use_resource=True)
+        w = tf.compat.v1.get_variable(
+            "w", [2], initializer=tf.zeros_initializer(), use_resource=True
+        )
         accumulator = GradientAccumulator([w])
-        weight, shape = tf.compat.v1.placeholder("float32", []), tf.compat.v1.placeholder("float32", [None])
+        weight, shape = (
+            tf.compat.v1.placeholder("float32", []),
+            tf.compat.v1.placeholder("float32", [None]),
+        )
         add, open_shape = accumulator.add([tf.ones([2])], weight), accumulator.add([shape])
         with static_graph.session(graph) as session:
             session.run(tf.compat.v1.global_variables_initializer())
@@ -221,10 +275,14 @@ def test_an_add_that_fails_in_a_static_graph_leaves_nothing_behind():
                 assert [each.tolist() for each in session.run(accumulator.variables)] == [[0, 0], 0]
 
 
-@pytest.mark.parametrize("weight", [[[1], [2]], [1.0], np.ones([2]), 1j, tf.constant(1j), "one", None])
+@pytest.mark.parametrize(
+    "weight", [[[1], [2]], [1.0], np.ones([2]), 1j, tf.constant(1j), "one", None]
+)
 def test_a_weight_is_one_number(weight):
     accumulator = GradientAccumulator([variable()])
-    with pytest.raises(ValueError, match=r"^weight must be (one real number|finite and 0 or more)\. Received: "):
+    with pytest.raises(
+        ValueError, match=r"^weight must be (one real number|finite and 0 or more)\. Received: "
+    ):
         accumulator.add([tf.ones([2])], weight)
     assert float(accumulator.weight) == 0
 

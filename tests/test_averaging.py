@@ -1,4 +1,5 @@
-"""average_gradients: the mean over towers, for dense, sparse, missing and half-precision gradients."""
+"""average_gradients: the mean over towers, for dense, sparse, missing and half-precision
+gradients."""
 
 import numpy as np
 import pytest
@@ -20,7 +21,9 @@ def test_it_equals_the_average_of_numpy(towers, weighted, seed):
     weights = generator.uniform(0.1, 5, towers) if weighted else None
     w = variable(shape=(3, 2), dtype="float64")
     [(mean, returned)] = average_gradients([[(tf.constant(g), w)] for g in gradients], weights)
-    np.testing.assert_allclose(mean, np.average(gradients, axis=0, weights=weights), rtol=1e-12, atol=1e-15)
+    np.testing.assert_allclose(
+        mean, np.average(gradients, axis=0, weights=weights), rtol=1e-12, atol=1e-15
+    )
     assert returned is w
 
 
@@ -41,12 +44,17 @@ def slices(values, indices):
 @pytest.mark.parametrize("weights", [None, [3.0, 1.0]])
 def test_sparse_gradients_stay_sparse_with_each_row_once(weights):
     table = variable("table", (4, 1))
-    towers = [[(slices([[1.0], [2.0]], [0, 2]), table)], [(slices([[3.0], [5.0], [7.0]], [2, 3, 3]), table)]]
+    towers = [
+        [(slices([[1.0], [2.0]], [0, 2]), table)],
+        [(slices([[3.0], [5.0], [7.0]], [2, 3, 3]), table)],
+    ]
     [(mean, _)] = average_gradients(towers, weights)
     assert isinstance(mean, tf.IndexedSlices)
     assert sorted(mean.indices.numpy()) == [0, 2, 3]
     dense = [np.array([[1.0], [0], [2], [0]]), np.array([[0.0], [0], [3], [12]])]
-    np.testing.assert_allclose(tf.convert_to_tensor(mean), np.average(dense, axis=0, weights=weights))
+    np.testing.assert_allclose(
+        tf.convert_to_tensor(mean), np.average(dense, axis=0, weights=weights)
+    )
 
 
 def test_sparse_and_dense_together_are_dense():
@@ -60,7 +68,9 @@ def test_half_precision_is_averaged_in_float32(dtype):
     w = variable(shape=(), dtype=dtype)
     # In float16 the sum 40,000 + 60,000 is infinite, in bfloat16 256 + 1 is 256.
     values = [40_000.0, 60_000.0] if dtype == "float16" else [256.0] + [1.0] * 255
-    [(mean, _)] = average_gradients([[(tf.constant(value, dtype), w)] for value in values], [1.0] * len(values))
+    [(mean, _)] = average_gradients(
+        [[(tf.constant(value, dtype), w)] for value in values], [1.0] * len(values)
+    )
     assert mean.dtype == dtype
     assert float(mean) == float(tf.cast(np.mean(values), dtype))
 
@@ -68,7 +78,9 @@ def test_half_precision_is_averaged_in_float32(dtype):
 def test_it_works_in_a_function_and_in_a_static_graph():
     w = variable()
     compiled = tf.function(lambda a, b, n: average_gradients([[(a, w)], [(b, w)]], [n, 1])[0][0])
-    assert compiled(tf.constant([1.0, 2.0]), tf.constant([4.0, 8.0]), tf.constant(2)).numpy().tolist() == [2, 4]
+    assert compiled(
+        tf.constant([1.0, 2.0]), tf.constant([4.0, 8.0]), tf.constant(2)
+    ).numpy().tolist() == [2, 4]
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         a = tf.constant([1.0, 2.0])
         v = tf.compat.v1.get_variable("v", [2], initializer=tf.zeros_initializer())
@@ -83,21 +95,57 @@ G = tf.ones([2])
     ("towers", "weights", "sentence"),
     [
         ([], None, "at least one tower. Received: an empty list"),
-        ([[(tf.ones([3]), W)]], None, r"tower 0: the gradient of w must have the variable's shape \(2,\).* \(3,\)"),
-        ([[(tf.ones([2], tf.float64), W)]], None, "tower 0: the gradient of w must have the type float32. .* float64"),
-        ([[(1.0, W)]], None, "tower 0: the gradient of w must be a tensor, tf.IndexedSlices or None. Received: 1.0"),
+        (
+            [[(tf.ones([3]), W)]],
+            None,
+            r"tower 0: the gradient of w must have the variable's shape \(2,\).* \(3,\)",
+        ),
+        (
+            [[(tf.ones([2], tf.float64), W)]],
+            None,
+            "tower 0: the gradient of w must have the type float32. .* float64",
+        ),
+        (
+            [[(1.0, W)]],
+            None,
+            "tower 0: the gradient of w must be a tensor, tf.IndexedSlices or None. Received: 1.0",
+        ),
         ([[(G, W)], [(G, OTHER)]], None, "tower 0 has w. Received: other from tower 1"),
         ([[(G, W)], [(G, W), (G, OTHER)]], None, "tower 0 has 1. Received: 2 from tower 1"),
         ([[(G, W)], [(G, W)]], [1], r"one number for each of the 2 towers. Received: \[1\]"),
         ([[(G, W)], [(G, W)]], [0, 0], r"not all 0. Received: \[0, 0\]"),
         ([[(G, W)], [(G, W)]], [1, -1], r"finite, 0 or more, and not all 0. Received: \[1, -1\]"),
         ([[(G, W)], [(G, W)]], [1, float("nan")], r"finite, .* Received: \[1, nan\]"),
-        ([[(G, W)], [(G, W)]], [1, tf.constant(np.nan)], r"finite, .* Received: \[1, <tf.Tensor.*nan>\]"),
-        ([[(G, W)], [(G, W)]], [tf.constant(2), tf.constant(-1)], "finite, 0 or more, and not all 0. Received: "),
-        ([[(G, W)], [(G, W)]], [np.array(0), tf.constant(0.0)], "finite, 0 or more, and not all 0. Received: "),
-        ([[(G, W)], [(G, W)]], [[1], [2]], r"weights must be real numbers or scalar tensors. Received: \[1\]"),
-        ([[(G, W)], [(G, W)]], [1j, 2], "weights must be real numbers or scalar tensors. Received: 1j"),
-        ([[(G, W)], [(G, W)]], ["1", "2"], "weights must be real numbers or scalar tensors. Received: '1'"),
+        (
+            [[(G, W)], [(G, W)]],
+            [1, tf.constant(np.nan)],
+            r"finite, .* Received: \[1, <tf.Tensor.*nan>\]",
+        ),
+        (
+            [[(G, W)], [(G, W)]],
+            [tf.constant(2), tf.constant(-1)],
+            "finite, 0 or more, and not all 0. Received: ",
+        ),
+        (
+            [[(G, W)], [(G, W)]],
+            [np.array(0), tf.constant(0.0)],
+            "finite, 0 or more, and not all 0. Received: ",
+        ),
+        (
+            [[(G, W)], [(G, W)]],
+            [[1], [2]],
+            r"weights must be real numbers or scalar tensors. Received: \[1\]",
+        ),
+        (
+            [[(G, W)], [(G, W)]],
+            [1j, 2],
+            "weights must be real numbers or scalar tensors. Received: 1j",
+        ),
+        (
+            [[(G, W)], [(G, W)]],
+            ["1", "2"],
+            "weights must be real numbers or scalar tensors. Received: '1'",
+        ),
     ],
 )
 def test_invalid_input_raises_an_error_with_the_rule_and_the_value(towers, weights, sentence):

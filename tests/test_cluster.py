@@ -1,4 +1,5 @@
-"""Clusters of real worker processes on the loopback interface, some of which are killed or interrupted."""
+"""Clusters of real worker processes on the loopback interface, some of which are killed or
+interrupted."""
 
 import io
 import json
@@ -43,7 +44,8 @@ def run(mode, out, workers, expected=0, command=forked.command):
 
 
 def python(*arguments):
-    """The command of processes that are started, not forked: those that are killed, and those that come after them."""
+    """The command of processes that are started, not forked: those that are killed, and those that
+    come after them."""
     return [sys.executable, *arguments]
 
 
@@ -57,12 +59,14 @@ def test_two_workers_with_uneven_shards_and_one_all_reduce_per_window(tmp_path):
     run("step", tmp_path / "one", 1)
     for one, other in zip(weights(tmp_path / "one"), weights(tmp_path / "two")):
         np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)
-    assert sorted(re.findall(r"\[worker (\d)\] update 1: loss .*, (\d+) micro-batches", output)) == [
+    assert sorted(
+        re.findall(r"\[worker (\d)\] update 1: loss .*, (\d+) micro-batches", output)
+    ) == [
         ("0", "3"),
         ("1", "10"),
     ]
-    # Read from the graph of the whole update, which is the only one with collectives: it has one all-reduce, although
-    # the workers have 3 and 10 micro-batches.
+    # Read from the graph of the whole update, which is the only one with collectives: it has one
+    # all-reduce, although the workers have 3 and 10 micro-batches.
     assert set(re.findall("collectives: .*", output)) == {"collectives: [['CollectiveReduceV2']]"}
 
 
@@ -74,14 +78,17 @@ def test_workers_agree_on_the_size_that_memory_allows_on_each_and_see_the_whole_
     assert "[worker 1] refused: memory must be at least" in output
     refused = "on each worker. Received: a worker on which it does not"
     assert f"[worker 0] refused: memory must hold a micro-batch of one example {refused}" in output
-    said = re.findall(r"\[worker (\d)\] loss (.*), gradlab: micro-batches of (\d+), 1 in flight: (.*)", output)
+    said = re.findall(
+        r"\[worker (\d)\] loss (.*), gradlab: micro-batches of (\d+), 1 in flight: (.*)", output
+    )
     assert len(said) == 4 and {size for _, _, size, _ in said} == {"4"}
     assert len({loss for _, loss, *_ in said}) == 2  # both workers name the loss of both
     for worker, *_, reason in said:
         if worker == "0":
             assert reason.startswith("the whole batch, which fits in ")
             assert reason.endswith(
-                "half of what is available for 2 workers on this machine, on the worker that allows least; here 9"
+                "half of what is available for 2 workers on this machine, on the worker that "
+                "allows least; here 9"
             )
         else:
             assert re.fullmatch(r"the largest that fits in \d+ MiB", reason)
@@ -112,7 +119,10 @@ def test_a_signal_to_one_worker_stops_all_after_the_same_update(tmp_path):
 
 def test_the_fit_of_keras_is_refused_on_several_workers(tmp_path):
     output = run("keras", tmp_path, 2, expected=1)
-    assert "ValueError: Keras' fit works on one machine: train on several workers with gradlab.Trainer. Rec" in output
+    assert (
+        "ValueError: Keras' fit works on one machine: train on several workers with "
+        "gradlab.Trainer. Rec" in output
+    )
 
 
 def gone(pid):
@@ -125,7 +135,8 @@ def gone(pid):
 
 
 def wait_until(condition):
-    """Wait for an event. The limit only ends a test that has already failed: no test takes nearly as long."""
+    """Wait for an event. The limit only ends a test that has already failed: no test takes nearly
+    as long."""
     end = time.monotonic() + 600
     while not condition():
         assert time.monotonic() < end
@@ -133,11 +144,29 @@ def wait_until(condition):
 
 
 def interrupt_launch(number, script, tmp_path):
-    """Send a signal to `gradlab launch` when both workers have written their process number, and check all ended."""
-    command = [sys.executable, "-m", "gradlab", "launch", "--workers", "2", "--", script, "wait", str(tmp_path)]
-    launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+    """Send a signal to `gradlab launch` when both workers have written their process number, and
+    check all ended."""
+    command = [
+        sys.executable,
+        "-m",
+        "gradlab",
+        "launch",
+        "--workers",
+        "2",
+        "--",
+        script,
+        "wait",
+        str(tmp_path),
+    ]
+    launcher = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    )
     files = [tmp_path / "pid0", tmp_path / "pid1"]
-    wait_until(lambda: launcher.poll() is not None or all(file.exists() and file.read_text() for file in files))
+    wait_until(
+        lambda: (
+            launcher.poll() is not None or all(file.exists() and file.read_text() for file in files)
+        )
+    )
     assert launcher.poll() is None, launcher.communicate()[0].decode()
     pids = [int(file.read_text()) for file in files]
     launcher.send_signal(number)
@@ -223,9 +252,13 @@ def test_every_worker_knows_the_cluster_and_its_place():
     assert cluster.launch([sys.executable, "-c", SHOW], 3, output) == 0
     found = sorted(re.findall(r"\[worker (\d)\] (.*)", output.getvalue()))
     configs = [json.loads(config) for _, config in found]
-    assert [config["task"] for config in configs] == [{"type": "worker", "index": i} for i in range(3)]
+    assert [config["task"] for config in configs] == [
+        {"type": "worker", "index": i} for i in range(3)
+    ]
     addresses = configs[0]["cluster"]["worker"]
-    assert len(set(addresses)) == 3 and all(config["cluster"]["worker"] == addresses for config in configs)
+    assert len(set(addresses)) == 3 and all(
+        config["cluster"]["worker"] == addresses for config in configs
+    )
     assert all(address.startswith("127.0.0.1:") for address in addresses)
 
 
@@ -242,7 +275,10 @@ def test_the_command_line_passes_arguments_to_the_script(capfd, tmp_path):
 
 def test_the_strategy_over_towers():
     assert cluster.strategy() is cluster.strategy()
-    assert type(cluster.strategy()).__name__ == "MirroredStrategy" and cluster.strategy().num_replicas_in_sync == 3
+    assert (
+        type(cluster.strategy()).__name__ == "MirroredStrategy"
+        and cluster.strategy().num_replicas_in_sync == 3
+    )
 
 
 CHOSEN = """
@@ -264,28 +300,44 @@ def test_the_strategy_for_one_device():
 
 
 def test_the_strategy_on_slurm():
-    """Two processes with the environment variables of SLURM's tasks find each other by TensorFlow's resolver."""
+    """Two processes with the environment variables of SLURM's tasks find each other by TensorFlow's
+    resolver."""
     tasks = [
-        forked.start("-c", CHOSEN, env={**os.environ, **SLURM, "SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)})
+        forked.start(
+            "-c",
+            CHOSEN,
+            env={**os.environ, **SLURM, "SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)},
+        )
         for i in range(2)
     ]
     for i, task in enumerate(tasks):
         task.wait()
         output = task.stdout() + task.stderr()
-        assert re.search(rf"(CollectiveAllReduce|MultiWorkerMirrored)Strategy 2 {i}", output), output
+        assert re.search(rf"(CollectiveAllReduce|MultiWorkerMirrored)Strategy 2 {i}", output), (
+            output
+        )
 
 
 def test_the_strategy_must_come_before_tensorflow_starts(tmp_path):
-    config = {"cluster": {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}, "task": {"type": "worker", "index": 0}}
-    script = "import tensorflow as tf; tf.zeros([]); from gradlab import cluster; cluster.strategy()"
+    config = {
+        "cluster": {"worker": ["127.0.0.1:1", "127.0.0.1:2"]},
+        "task": {"type": "worker", "index": 0},
+    }
+    script = (
+        "import tensorflow as tf; tf.zeros([]); from gradlab import cluster; cluster.strategy()"
+    )
     done = forked.run("-c", script, env={**os.environ, "TF_CONFIG": json.dumps(config)})
-    assert "RuntimeError: gradlab.cluster.strategy must run before TensorFlow starts its devices" in done.stderr
+    assert (
+        "RuntimeError: gradlab.cluster.strategy must run before TensorFlow starts its devices"
+        in done.stderr
+    )
 
 
 def test_workers_are_counted(monkeypatch):
     assert runtime.workers() == 1
     monkeypatch.setenv(
-        "TF_CONFIG", json.dumps({"cluster": {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}})
+        "TF_CONFIG",
+        json.dumps({"cluster": {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}}),
     )
     assert runtime.workers() == 3
 

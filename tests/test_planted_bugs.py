@@ -1,4 +1,5 @@
-"""The table of planted bugs fits the code, and its runner tells a bug that is caught from one that is not."""
+"""The table of planted bugs fits the code, and its runner tells a bug that is caught from one that
+is not."""
 
 import ast
 import re
@@ -54,7 +55,11 @@ def test_names_and_changes_differ():
     [
         (bug(), "caught by tests/test_means.py::test_the_mean_of_two"),
         (bug("len(numbers)", "2"), "MISSED"),
-        (bug("numbers"), "NOT RUN: sum_for_mean: the old text must occur once in benchmarks/means.py. Received: 3"),
+        (
+            bug("numbers"),
+            "NOT RUN: sum_for_mean: the old text must occur once in benchmarks/means.py. "
+            "Received: 3",
+        ),
         (bug("def mean", "def median"), "NOT RUN: pytest ended with 2:"),
         (bug(words="median"), "NOT RUN: pytest ended with 5:"),
     ],
@@ -84,7 +89,10 @@ def test_a_test_that_fails_without_the_bug_catches_none(project, capsys):
     assert report(project, [bug(words="anyway")]) == 1
     last = capsys.readouterr().out.splitlines()[1:]
     name = "tests/test_means.py::test_that_fails_anyway"
-    assert last == [f"sum_for_mean: NOT RUN: {name} fails without the bug, too", "0 of 1 bugs caught"]
+    assert last == [
+        f"sum_for_mean: NOT RUN: {name} fails without the bug, too",
+        "0 of 1 bugs caught",
+    ]
 
 
 def test_words_choose_bugs(project, capsys):

@@ -1,4 +1,5 @@
-"""The names of the public API: they work right after `import gradlab`, are listed, and are known to type checkers."""
+"""The names of the public API: they work right after `import gradlab`, are listed, and are known to
+type checkers."""
 
 import functools
 import json
@@ -13,7 +14,8 @@ from paths import ROOT
 
 import gradlab
 
-# Names that README and the notebooks use, wherever those show them today; the documents themselves are read below.
+# Names that README and the notebooks use, wherever those show them today; the documents themselves
+# are read below.
 NAMES = [
     "gradlab.NoiseScale",
     "gradlab.Runtime",
@@ -32,8 +34,9 @@ NAMES = [
 WRONG = ["gradlab.Accumulator", "gradlab.checks", "gradlab.window.nothing"]
 WITHOUT_EXTRA = "gradlab.AccumulationLab without ipywidgets"
 
-# TensorFlow and Keras are imported once. The names below each `gradlab.NAME` are then used in a process of their own,
-# forked right after the import of gradlab, so that none can work only because another one has already been used.
+# TensorFlow and Keras are imported once. The names below each `gradlab.NAME` are then used in a
+# process of their own, forked right after the import of gradlab, so that none can work only because
+# another one has already been used.
 USE_NAMES = """
 import json, os, pkgutil, sys
 import keras, tensorflow
@@ -73,22 +76,33 @@ print(json.dumps(failed))
 
 
 def documents() -> dict[str, str]:
-    """The texts that show names: README, the pages in docs/, and the notebooks without their outputs."""
+    """The texts that show names: README, the pages in docs/, and the notebooks without their
+    outputs."""
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    pages = [page for page in pages if page.name != "changelog.md"]  # a copy in docs/, which lists the old names
-    texts = {str(page.relative_to(ROOT)): page.read_text() for page in pages if "_build" not in page.parts}
+    # A copy in docs/, which lists the old names
+    pages = [page for page in pages if page.name != "changelog.md"]
+    texts = {
+        str(page.relative_to(ROOT)): page.read_text()
+        for page in pages
+        if "_build" not in page.parts
+    }
     for notebook in (ROOT / "notebooks").rglob("*.ipynb"):
         if "checkpoints" not in str(notebook):
             cells = json.loads(notebook.read_text())["cells"]
-            texts[str(notebook.relative_to(ROOT))] = "\n".join("".join(cell["source"]) for cell in cells)
+            texts[str(notebook.relative_to(ROOT))] = "\n".join(
+                "".join(cell["source"]) for cell in cells
+            )
     return texts
 
 
 def names_in(text: str) -> set[str]:
-    """The dotted names below gradlab in a text, except those of import statements, directives and addresses."""
+    """The dotted names below gradlab in a text, except those of import statements, directives and
+    addresses."""
     return set(
         re.findall(
-            r"(?<!from )(?<!import )(?<!-m )(?<!module:: )(?<!module} )(?<![\w./@-])gradlab(?:\.[A-Za-z_]\w*)+", text
+            r"(?<!from )(?<!import )(?<!-m )(?<!module:: )(?<!module} "
+            r")(?<![\w./@-])gradlab(?:\.[A-Za-z_]\w*)+",
+            text,
         )
     )
 
@@ -100,18 +114,23 @@ def failures() -> dict[str, str]:
     groups: dict[str, list[str]] = {}
     for name in sorted({*NAMES, *(f"gradlab.{name}" for name in gradlab.__all__), *shown, *WRONG}):
         groups.setdefault(name.split(".")[1], []).append(name)
-    calls = [*((group, None) for group in groups.values()), (["gradlab.AccumulationLab"], "ipywidgets")]
+    calls = [
+        *((group, None) for group in groups.values()),
+        (["gradlab.AccumulationLab"], "ipywidgets"),
+    ]
     done = subprocess.run(
-        [sys.executable, "-c", USE_NAMES, json.dumps(calls)], capture_output=True, text=True, cwd="/", check=False
+        [sys.executable, "-c", USE_NAMES, json.dumps(calls)],
+        capture_output=True,
+        text=True,
+        cwd="/",
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_names_are_read_from_the_documents():
-    text = (
-        "`gradlab.window.accumulate`, gradlab.run(x); from gradlab.lab import x; python -m gradlab.lab; a/gradlab.git"
-    )
+    text = "`gradlab.window.accumulate`, gradlab.run(x); from gradlab.lab import x; a/gradlab.git"
     assert names_in(text) == {"gradlab.window.accumulate", "gradlab.run"}
     shown = {path: names_in(text) for path, text in documents().items()}
     assert "gradlab.clipping.clip_adaptively" in set().union(*shown.values())
@@ -120,7 +139,9 @@ def test_names_are_read_from_the_documents():
 
 
 def test_every_public_name_works_right_after_the_import():
-    failed = {path: error for path, error in failures().items() if path not in (*WRONG, WITHOUT_EXTRA)}
+    failed = {
+        path: error for path, error in failures().items() if path not in (*WRONG, WITHOUT_EXTRA)
+    }
     assert not failed, json.dumps(failed, indent=1)
 
 
@@ -130,26 +151,33 @@ def test_unknown_names_are_found_by_this_check():
 
 def test_a_missing_extra_is_named():
     assert re.fullmatch(
-        r'ModuleNotFoundError: gradlab\.AccumulationLab needs the extra "lab": pip install "gradlab\[lab\]"\. '
+        r'ModuleNotFoundError: gradlab\.AccumulationLab needs the extra "lab": pip install '
+        r'"gradlab\[lab\]"\. '
         r"Received: no module named ipywidgets",
         failures()[WITHOUT_EXTRA],
     )
 
 
 def test_an_unknown_name_raises_an_error_that_lists_the_known_ones():
-    with pytest.raises(AttributeError, match=r"^gradlab has [\w, ]*\bTrainer\b[\w, ]*\. Received: 'Accumulator'$"):
+    with pytest.raises(
+        AttributeError, match=r"^gradlab has [\w, ]*\bTrainer\b[\w, ]*\. Received: 'Accumulator'$"
+    ):
         _ = gradlab.Accumulator
 
 
 def test_importing_gradlab_is_quick_and_shows_public_names_only():
     program = "import json, sys, gradlab; print(json.dumps([dir(gradlab), sorted(sys.modules)]))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd="/", check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd="/", check=False
+    )
     assert done.returncode == 0 and done.stderr == "", done.stderr
     shown, imported = json.loads(done.stdout)
     stub = (ROOT / "gradlab" / "__init__.pyi").read_text()
     assert set(shown) - {"__version__"} == set(re.findall(r" import \w+ as (\w+)", stub))
     assert not {"importlib", "checks", "_checks", "runtime", "lazy_loader"} & set(shown)
-    assert not {"tensorflow", "keras", "numpy", "matplotlib", "ipywidgets", "pandas"} & set(imported)
+    assert not {"tensorflow", "keras", "numpy", "matplotlib", "ipywidgets", "pandas"} & set(
+        imported
+    )
 
 
 USER = """\
@@ -172,15 +200,35 @@ def test_type_checkers_know_the_public_names(tmp_path):
     project.mkdir()
     (installed / "gradlab").symlink_to(ROOT / "gradlab")
     (project / "user.py").write_text(USER)
-    command = [sys.executable, "-m", "mypy", "--no-color-output", "--cache-dir", str(tmp_path / "cache"), "user.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--no-color-output",
+        "--cache-dir",
+        str(tmp_path / "cache"),
+        "user.py",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(installed)}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=project, env=environment, check=False)
-    lines = [re.sub(r"^user\.py:(\d+): ", r"\1 ", line) for line in done.stdout.splitlines() if line[:5] == "user."]
-    assert [line.split(" ")[0] for line in lines] == [str(n) for n in range(3, 10)], done.stdout + done.stderr
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=project, env=environment, check=False
+    )
+    lines = [
+        re.sub(r"^user\.py:(\d+): ", r"\1 ", line)
+        for line in done.stdout.splitlines()
+        if line[:5] == "user."
+    ]
+    assert [line.split(" ")[0] for line in lines] == [str(n) for n in range(3, 10)], (
+        done.stdout + done.stderr
+    )
     trainer, run, step, runtime, noise, unknown, wrong_type = lines
-    assert 'note: Revealed type is "def (' in trainer and trainer.endswith('-> gradlab.training.trainer.Trainer"')
+    assert 'note: Revealed type is "def (' in trainer and trainer.endswith(
+        '-> gradlab.training.trainer.Trainer"'
+    )
     assert run.endswith('-> gradlab.lab.experiments.result.Result"')
-    assert "gradient_norms: numpy.ndarray" in step and step.endswith('-> gradlab.training.step.Step"')
+    assert "gradient_norms: numpy.ndarray" in step and step.endswith(
+        '-> gradlab.training.step.Step"'
+    )
     assert runtime.endswith('note: Revealed type is "gradlab.runtime.Runtime"')
     assert noise.endswith('-> gradlab.measure.noise.LossNoise"')
     assert 'error: Module has no attribute "Accumulator"' in unknown
@@ -188,5 +236,6 @@ def test_type_checkers_know_the_public_names(tmp_path):
 
 
 def test_the_package_is_an_ordinary_module():
-    """With a public name that is also a submodule's, lazy-loader makes it another class, which cannot be pickled."""
+    """With a public name that is also a submodule's, lazy-loader makes it another class, which
+    cannot be pickled."""
     assert type(gradlab) is types.ModuleType

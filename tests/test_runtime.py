@@ -14,9 +14,16 @@ from gradlab import runtime
 
 def python(program: str, **environment) -> subprocess.CompletedProcess:
     """Run a program in a fresh interpreter, outside of the checkout."""
-    variables = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"} | environment
+    variables = {
+        name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"
+    } | environment
     return subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=variables, cwd="/", check=False
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env=variables,
+        cwd="/",
+        check=False,
     )
 
 
@@ -42,17 +49,22 @@ def test_setup_prints_the_configuration_and_starts_quietly():
 
 
 def test_onednn_keeps_its_primitives_unless_configured_otherwise():
-    """TensorFlow reads this variable at its first convolution. The benchmark's guard watches the effect on speed."""
+    """TensorFlow reads this variable at its first convolution. The benchmark's guard watches the
+    effect on speed."""
     name = "TF_MKL_OPTIMIZE_PRIMITIVE_MEMUSE"
     program = f"import os, gradlab; gradlab.setup(); print(os.environ['{name}'])"
-    others = {key: value for key, value in os.environ.items() if key != name}  # the tests' own setup has set it
+    # The tests' own setup has set it
+    others = {key: value for key, value in os.environ.items() if key != name}
     for given, expected in (({}, "false"), ({name: "true"}, "true")):
-        assert forked.run("-c", program, env={**others, **given}).stdout.splitlines()[-1] == expected
+        assert (
+            forked.run("-c", program, env={**others, **given}).stdout.splitlines()[-1] == expected
+        )
 
 
 def test_names_that_are_imported_before_setup_start_quietly_too():
     done = python(
-        "from gradlab import GradientAccumulator, average_gradients, setup; setup()", CUDA_VISIBLE_DEVICES="-1"
+        "from gradlab import GradientAccumulator, average_gradients, setup; setup()",
+        CUDA_VISIBLE_DEVICES="-1",
     )
     assert done.stdout.startswith("gradlab: 1 tower (CPU:0), operations at once: ")
     assert done.stdout.endswith(", no seed\n")
@@ -78,15 +90,21 @@ def test_garbage_collection_is_paused_while_tensorflow_is_imported_and_goes_on_a
 
 
 def test_setup_after_the_start_of_tensorflow_raises_an_error_that_says_what_to_do():
-    done = forked.run("-c", "import tensorflow as tf; tf.zeros(1); import gradlab; gradlab.setup(towers=2)")
+    done = forked.run(
+        "-c", "import tensorflow as tf; tf.zeros(1); import gradlab; gradlab.setup(towers=2)"
+    )
     assert done.returncode == 1
-    assert "RuntimeError: gradlab.setup must run before TensorFlow starts its devices" in done.stderr
+    assert (
+        "RuntimeError: gradlab.setup must run before TensorFlow starts its devices" in done.stderr
+    )
     assert "restart the kernel and call it first" in done.stderr
 
 
 def test_a_second_setup_with_other_values_is_refused():
     with pytest.raises(
-        RuntimeError, match=r"only once, and already ran with \(towers=3, .*\): restart the kernel .*\(towers=2, "
+        RuntimeError,
+        match=r"only once, and already ran with \(towers=3, .*\): restart the kernel "
+        r".*\(towers=2, ",
     ):
         gradlab.setup(towers=2, seed=0)
 
@@ -96,8 +114,14 @@ def test_a_second_setup_with_other_values_is_refused():
     [
         (dict(towers=0), "towers must be a positive integer. Received: 0"),
         (dict(towers=True), "towers must be a positive integer. Received: True"),
-        (dict(threads="many"), 'threads must be "auto", "tensorflow" or a positive integer. Received: \'many\''),
-        (dict(threads=0), 'threads must be "auto", "tensorflow" or a positive integer. Received: 0'),
+        (
+            dict(threads="many"),
+            'threads must be "auto", "tensorflow" or a positive integer. Received: \'many\'',
+        ),
+        (
+            dict(threads=0),
+            'threads must be "auto", "tensorflow" or a positive integer. Received: 0',
+        ),
         (dict(seed=-1), "seed must be an integer of 0 or more. Received: -1"),
         (dict(seed="x"), "seed must be an integer of 0 or more. Received: 'x'"),
     ],
@@ -108,13 +132,15 @@ def test_invalid_arguments_raise_an_error_with_the_rule_and_the_value(arguments,
 
 
 def test_the_same_seed_gives_the_same_bits_in_another_process():
-    """The two processes share neither addresses nor hashes, so no order that depends on them is the same by chance."""
+    """The two processes share neither addresses nor hashes, so no order that depends on them is the
+    same by chance."""
     program = (
         "import hashlib, gradlab\n"
         "gradlab.setup(towers=2, seed=3)\n"
         "from gradlab.lab.experiments.training import train\n"
         "for method, towers in (('microbatched', 1), ('towers', 2)):\n"
-        "    way = gradlab.Experiment(model='lenet', method=method, towers=towers, updates=5, eval_every=5)\n"
+        "    way = gradlab.Experiment(model='lenet', method=method, towers=towers, updates=5, "
+        "eval_every=5)\n"
         "    losses = b''.join(u.losses.tobytes() for u in train(way, seed=1))\n"
         "    print(method, hashlib.sha256(losses).hexdigest())\n"
     )

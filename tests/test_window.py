@@ -33,7 +33,9 @@ def test_it_is_the_gradient_of_the_whole(sizes, in_flight):
     w = tf.Variable([1.0, -2.0, 0.5], dtype=tf.float64)
 
     def gradients(batch, weights, microbatch_size):
-        return window_gradients(linear(w), [w], batch, weights, microbatch_size, in_flight=in_flight)
+        return window_gradients(
+            linear(w), [w], batch, weights, microbatch_size, in_flight=in_flight
+        )
 
     if sizes == "tensors":  # one trace for all of them
         spec = {"x": tf.TensorSpec([None, 3], tf.float64), "y": tf.TensorSpec([None], tf.float64)}
@@ -43,7 +45,8 @@ def test_it_is_the_gradient_of_the_whole(sizes, in_flight):
         compiled = tf.function(gradients, jit_compile=sizes == "XLA")
     for examples, microbatch_size in SIZES:
         if sizes != "tensors" and in_flight != 2 and examples < 12:
-            continue  # each is a trace of its own, and a window of one or five runs as with two in flight
+            # Each is a trace of its own, and a window of one or five runs as with two in flight
+            continue
         batch = data(examples)
         weights = np.random.default_rng(0).uniform(0, 2, examples)
         window = compiled(batch, tf.constant(weights), microbatch_size)
@@ -55,7 +58,9 @@ def check_window(window, w, batch, weights, microbatch_size):
     x = batch["x"].numpy()
     residual = x @ w - batch["y"].numpy()
     compare = functools.partial(
-        np.testing.assert_allclose, rtol=1e-12, err_msg=f"{len(x)} examples, {microbatch_size} at a time"
+        np.testing.assert_allclose,
+        rtol=1e-12,
+        err_msg=f"{len(x)} examples, {microbatch_size} at a time",
     )
     compare(window.gradients[0], (2 * weights * residual) @ x / weights.sum())
     starts = range(0, len(x), microbatch_size)
@@ -77,7 +82,9 @@ def test_one_trace_for_every_size():
         return window_gradients(linear(w), [w], batch, weights, microbatch_size).gradients
 
     spec = {"x": tf.TensorSpec([None, 3], tf.float64), "y": tf.TensorSpec([None], tf.float64)}
-    concrete = gradients.get_concrete_function(spec, tf.TensorSpec([None], tf.float64), tf.TensorSpec([], tf.int32))
+    concrete = gradients.get_concrete_function(
+        spec, tf.TensorSpec([None], tf.float64), tf.TensorSpec([], tf.int32)
+    )
     for k in range(1, 65):
         batch = data(2 * k)
         concrete(batch, tf.ones(2 * k, tf.float64), tf.constant(2))
@@ -92,9 +99,15 @@ def test_sizes_that_can_be_known_are_known():
         return linear(w)(batch, number)
 
     def trace(examples, microbatch_size):
-        spec = {"x": tf.TensorSpec([examples, 3], tf.float64), "y": tf.TensorSpec([examples], tf.float64)}
+        spec = {
+            "x": tf.TensorSpec([examples, 3], tf.float64),
+            "y": tf.TensorSpec([examples], tf.float64),
+        }
         signature = [spec, tf.TensorSpec([examples], tf.float64)]
-        gradients = lambda batch, weights: window_gradients(loss, [w], batch, weights, microbatch_size)  # noqa: E731
+
+        def gradients(batch, weights):
+            return window_gradients(loss, [w], batch, weights, microbatch_size)
+
         tf.function(gradients, autograph=False).get_concrete_function(*signature)
         return seen.pop()
 
@@ -112,21 +125,30 @@ def test_norms_that_nobody_wants_are_not_computed(norms):
 
     window = gradients(batch)
     residual = batch["x"].numpy() @ w.numpy() - batch["y"].numpy()
-    np.testing.assert_allclose(window.gradients[0], 2 * residual @ batch["x"].numpy() / 5, rtol=1e-12)
+    np.testing.assert_allclose(
+        window.gradients[0], 2 * residual @ batch["x"].numpy() / 5, rtol=1e-12
+    )
     assert (window.gradient_norms is None) is not norms
     body = body_of_loop(gradients.get_concrete_function(batch).graph)
     assert ("L2Loss" in {op.type for op in body.get_operations()}) is norms
 
 
 def test_the_sums_do_not_begin_as_a_constant():
-    """What TensorFlow can fold, zeros of a known shape too, it keeps for good: a copy of the gradients (measured)."""
+    """What TensorFlow can fold, zeros of a known shape too, it keeps for good: a copy of the
+    gradients (measured)."""
     w = tf.Variable(tf.ones([7, 3]))
     losses = lambda x, number: x * tf.reduce_mean(w * w)  # noqa: E731
-    compiled = tf.function(lambda x: window_gradients(losses, [w], x, tf.ones(4), 2).gradients, autograph=False)
+    compiled = tf.function(
+        lambda x: window_gradients(losses, [w], x, tf.ones(4), 2).gradients, autograph=False
+    )
     graph = compiled.get_concrete_function(tf.TensorSpec([4])).graph
     loop = next(op for op in graph.get_operations() if op.type in ("While", "StatelessWhile"))
     assert "Empty" in [each.op.type for each in loop.inputs if each.shape == [7, 3]]
-    assert not [each for each in loop.inputs if each.shape == [7, 3] and each.op.type in ("Const", "Fill", "ZerosLike")]
+    assert not [
+        each
+        for each in loop.inputs
+        if each.shape == [7, 3] and each.op.type in ("Const", "Fill", "ZerosLike")
+    ]
 
 
 def body_of_loop(graph):
@@ -143,7 +165,9 @@ def test_sparse_half_precision_and_unreached_variables():
         return tf.gather(table, ids)[:, 0] + tf.cast(half, tf.float32)
 
     ids = tf.constant([0, 2, 2, 2, 3])
-    window = tf.function(lambda: window_gradients(loss, [table, half, unused], ids, tf.ones(5), 2))()
+    window = tf.function(
+        lambda: window_gradients(loss, [table, half, unused], ids, tf.ones(5), 2)
+    )()
     np.testing.assert_allclose(window.gradients[0][:, 0], [0.2, 0, 0.6, 0.2], rtol=1e-6)
     assert window.gradients[1].dtype == tf.bfloat16 and float(window.gradients[1]) == 1.0
     assert window.gradients[2] is None
@@ -152,7 +176,9 @@ def test_sparse_half_precision_and_unreached_variables():
 def test_micro_batches_are_numbered():
     w = tf.Variable(1.0)
     window = tf.function(
-        lambda: window_gradients(lambda x, number: w * x * tf.cast(number, x.dtype), [w], tf.ones(6), tf.ones(6), 2)
+        lambda: window_gradients(
+            lambda x, number: w * x * tf.cast(number, x.dtype), [w], tf.ones(6), tf.ones(6), 2
+        )
     )()
     assert window.losses.numpy().tolist() == [0, 1, 2]
 
@@ -165,11 +191,15 @@ def test_a_sparse_gradient_is_never_made_dense(in_place):
     accumulator = tf.Variable(tf.zeros([rows, 2]))
 
     def forward(ids, number, state):
-        return Microbatch(tf.reduce_mean(tf.gather(table, ids) ** 2), tf.cast(tf.size(ids), tf.float32))
+        return Microbatch(
+            tf.reduce_mean(tf.gather(table, ids) ** 2), tf.cast(tf.size(ids), tf.float32)
+        )
 
     @tf.function
     def sums(ids):
-        return accumulate(forward, [table], ids, 3, accumulators=[accumulator] if in_place else None)
+        return accumulate(
+            forward, [table], ids, 3, accumulators=[accumulator] if in_place else None
+        )
 
     ids = tf.constant([5, 5, 7, 100_002, 5])
     found = sums(ids).gradients[0]
@@ -178,7 +208,12 @@ def test_a_sparse_gradient_is_never_made_dense(in_place):
     np.testing.assert_allclose(found, expected)
 
     body = body_of_loop(sums.get_concrete_function(ids).graph)
-    large = {op.type for op in body.get_operations() for out in op.outputs if out.shape.as_list()[:1] == [rows]}
+    large = {
+        op.type
+        for op in body.get_operations()
+        for out in op.outputs
+        if out.shape.as_list()[:1] == [rows]
+    }
     passed_on = {"Placeholder", "Identity"}
     assert large - passed_on == (set() if in_place else {"TensorScatterAdd"})
     assert ("ResourceScatterAdd" in {op.type for op in body.get_operations()}) == in_place
@@ -193,7 +228,9 @@ def test_in_place_sums_start_anew_each_window():
 
     @tf.function
     def sums(x):
-        return accumulate(forward, [w], x, 2, accumulators=[accumulator], loop=Loop(skip_nonfinite=True))
+        return accumulate(
+            forward, [w], x, 2, accumulators=[accumulator], loop=Loop(skip_nonfinite=True)
+        )
 
     for _ in range(2):
         assert sums(tf.constant([1.0, 2.0, 3.0])).gradients[0].numpy().tolist() == [6.0, 0.0]
@@ -213,7 +250,9 @@ def test_a_batch_of_different_lengths_is_refused(known, weights):
     def gradients(x, weights):
         return window_gradients(lambda x, number: w * x, [w], x, weights, 3).gradients
 
-    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="must have the same number of examples"):
+    with pytest.raises(
+        (ValueError, tf.errors.InvalidArgumentError), match="must have the same number of examples"
+    ):
         gradients(tf.ones(4), tf.ones(weights))
 
 
@@ -221,26 +260,44 @@ def test_a_batch_of_different_lengths_is_refused(known, weights):
     ("loss", "size", "sentence"),
     [
         (lambda x, number: x, 0, "microbatch_size must be a positive integer. Received: 0"),
-        (lambda x, number: x[:, tf.newaxis], 2, "loss must return one number for each example. Received: a tensor of"),
-        (lambda x, number: tf.reduce_mean(x), 2, "loss must return one number for each example. Received: a tensor of"),
+        (
+            lambda x, number: x[:, tf.newaxis],
+            2,
+            "loss must return one number for each example. Received: a tensor of",
+        ),
+        (
+            lambda x, number: tf.reduce_mean(x),
+            2,
+            "loss must return one number for each example. Received: a tensor of",
+        ),
     ],
 )
 def test_refusals(loss, size, sentence):
     w = tf.Variable(1.0)
     with pytest.raises(ValueError, match=sentence):
-        tf.function(lambda: window_gradients(lambda x, n: w * loss(x, n), [w], tf.ones(4), tf.ones(4), size))()
+        tf.function(
+            lambda: window_gradients(lambda x, n: w * loss(x, n), [w], tf.ones(4), tf.ones(4), size)
+        )()
 
 
 def test_sizes_of_numpy_are_numbers_too():
     w = tf.Variable(1.0)
-    window = tf.function(lambda: window_gradients(lambda x, n: w * x, [w], tf.ones(4), tf.ones(4), np.int64(2)))()
+    window = tf.function(
+        lambda: window_gradients(lambda x, n: w * x, [w], tf.ones(4), tf.ones(4), np.int64(2))
+    )()
     assert window.losses.shape == [2] and float(window.gradients[0]) == 1
 
 
 def test_a_convolution_with_another_tensor_added_to_it():
     """TensorFlow's kernel for both at once must not run for two micro-batches at a time."""
-    done = subprocess.run([sys.executable, SUPPORT / "residual_worker.py"], capture_output=True, text=True)
-    assert done.returncode == 0 and "equal True" in done.stdout, (done.returncode, done.stdout, done.stderr[-500:])
+    done = subprocess.run(
+        [sys.executable, SUPPORT / "residual_worker.py"], capture_output=True, text=True
+    )
+    assert done.returncode == 0 and "equal True" in done.stdout, (
+        done.returncode,
+        done.stdout,
+        done.stderr[-500:],
+    )
 
 
 def test_a_fused_batch_normalization():
@@ -248,15 +305,24 @@ def test_a_fused_batch_normalization():
 
     def losses(x, number):
         one = tf.ones([3])
-        return tf.reduce_sum(tf.compat.v1.nn.fused_batch_norm(w * x, one, one, is_training=True)[0], [1, 2, 3])
+        return tf.reduce_sum(
+            tf.compat.v1.nn.fused_batch_norm(w * x, one, one, is_training=True)[0], [1, 2, 3]
+        )
 
     w, x = tf.Variable(2.0), tf.ones([4, 2, 2, 3])
     for in_flight in (1, 2):
-        window = tf.function(lambda n=in_flight: window_gradients(losses, [w], x, tf.ones([4]), 2, in_flight=n).losses)
+        window = tf.function(
+            lambda n=in_flight: (
+                window_gradients(losses, [w], x, tf.ones([4]), 2, in_flight=n).losses
+            )
+        )
         if in_flight == 1:
             assert window().shape == [2]
         else:
-            with pytest.raises(ValueError, match="in_flight must be 1 with a fused batch normalization. Received: 2, "):
+            with pytest.raises(
+                ValueError,
+                match="in_flight must be 1 with a fused batch normalization. Received: 2, ",
+            ):
                 window()
 
 
@@ -265,8 +331,14 @@ def test_a_fused_batch_normalization():
     [
         ({"in_flight": 0}, "in_flight must be a positive integer. Received: 0"),
         ({"in_flight": 10**30}, "in_flight must be at most 2147483647. Received: 10+"),
-        ({"dtype": "int32"}, "dtype must be None or a floating-point type, such as float32. Received: 'int32'"),
-        ({"weight_dtype": tf.complex64}, "weight_dtype must be .* floating-point type.* Received: tf.complex64"),
+        (
+            {"dtype": "int32"},
+            "dtype must be None or a floating-point type, such as float32. Received: 'int32'",
+        ),
+        (
+            {"weight_dtype": tf.complex64},
+            "weight_dtype must be .* floating-point type.* Received: tf.complex64",
+        ),
         ({"axis": -1}, "axis must be an integer of 0 or more. Received: -1"),
         ({"skip_nonfinite": "no"}, "skip_nonfinite must be True or False. Received: 'no'"),
     ],
@@ -279,5 +351,7 @@ def test_settings_of_the_loop_are_checked(setting, sentence):
 @pytest.mark.parametrize("dtype", ["int32", "complex64"])
 def test_weights_are_floating_point_numbers(dtype):
     w = tf.Variable(2.0)
-    with pytest.raises(ValueError, match=f"^weights must be floating-point numbers. Received: {dtype}$"):
+    with pytest.raises(
+        ValueError, match=f"^weights must be floating-point numbers. Received: {dtype}$"
+    ):
         window_gradients(lambda x, number: w * x, [w], tf.ones([4]), tf.ones([4], dtype), 2)

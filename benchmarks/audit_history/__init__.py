@@ -1,4 +1,5 @@
-"""The audit of public libraries: releases of today and of earlier, each in an environment of its own.
+"""The audit of public libraries: releases of today and of earlier, each in an environment of its
+own.
 
 python -m benchmarks.audit_history --write
 """

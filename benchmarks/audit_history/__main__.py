@@ -4,8 +4,8 @@
     python -m benchmarks.audit_history --only keras==3.4.1  of one release
     python -m benchmarks.audit_history --write              keeps them in data/results/audit.json and in the docs
 
-Each release is installed with pip into a new environment, which takes minutes and gigabytes; with --folder,
-environments are kept and used again.
+Each release is installed with pip into a new environment, which takes minutes and gigabytes; with
+--folder, environments are kept and used again.
 """
 
 import argparse
@@ -46,10 +46,14 @@ def audit(release: Release, folder: pathlib.Path) -> dict:
         folder: where environments are kept.
 
     Returns:
-        {"library", "version", "adapter", "packages", "seconds"}, and either the "audit", as `gradlab.Audit.json` has
-        it, or the last line of the "error".
+        {"library", "version", "adapter", "packages", "seconds"}, and either the "audit", as
+        `gradlab.Audit.json` has it, or the last line of the "error".
     """
-    found: dict = {"library": release.library, "version": release.version, "adapter": release.adapter}
+    found: dict = {
+        "library": release.library,
+        "version": release.version,
+        "adapter": release.adapter,
+    }
     python = folder / f"{release.library}-{release.version}" / "bin" / "python"
     if release.library == "gradlab":
         python = pathlib.Path(sys.executable)
@@ -66,7 +70,9 @@ def audit(release: Release, folder: pathlib.Path) -> dict:
         done = _run([python, "-m", "gradlab", "audit", adapter, "--json"], statuses=(0, 1))
         found["seconds"] = round(time.perf_counter() - began, 1)
         if "{" not in done.stdout:  # Python's own status for an error is 1, too
-            raise subprocess.CalledProcessError(done.returncode, done.args, done.stdout, done.stderr)
+            raise subprocess.CalledProcessError(
+                done.returncode, done.args, done.stdout, done.stderr
+            )
         found["audit"] = json.loads(done.stdout)
     except subprocess.TimeoutExpired:
         found["error"] = f"it took longer than {SECONDS} s"
@@ -79,7 +85,9 @@ def audit(release: Release, folder: pathlib.Path) -> dict:
 def _run(command: list, statuses: tuple[int, ...] = (0,)) -> subprocess.CompletedProcess:
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **quiet}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS
+    )
     if done.returncode not in statuses:
         raise subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr)
     return done
@@ -87,8 +95,12 @@ def _run(command: list, statuses: tuple[int, ...] = (0,)) -> subprocess.Complete
 
 def main() -> None:
     """Runs the command above."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", metavar="LIBRARY==VERSION", help="audit only these releases")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", nargs="+", metavar="LIBRARY==VERSION", help="audit only these releases"
+    )
     parser.add_argument("--folder", type=pathlib.Path, help="keep the environments in this folder")
     parser.add_argument("--write", action="store_true", help="write the verdicts of all releases")
     asked = parser.parse_args()
@@ -105,7 +117,11 @@ def main() -> None:
                     continue
                 row = audit(release, folder)
                 found[table].append(row)
-                bugs = [one["bug"] for one in row["audit"]["findings"]] if "audit" in row else row["error"]
+                bugs = (
+                    [one["bug"] for one in row["audit"]["findings"]]
+                    if "audit" in row
+                    else row["error"]
+                )
                 print(f"{release.library} {release.version}, {release.adapter}: {bugs}", flush=True)
     if asked.write:
         write(found)

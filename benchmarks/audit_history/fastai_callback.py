@@ -1,4 +1,5 @@
-"""fastai's GradientAccumulation callback, which counts examples: those of k full micro-batches make an update."""
+"""fastai's GradientAccumulation callback, which counts examples: those of k full micro-batches make
+an update."""
 
 import torch
 from fastai.callback.core import Callback, CancelValidException
@@ -35,11 +36,15 @@ def with_targets(microbatch: tuple) -> list[torch.Tensor]:
 def train(problem: Problem) -> list[Weights]:
     """The weights after each update."""
     if len({len(microbatch[0]) for epoch in problem.epochs for microbatch in epoch}) > 1:
-        raise NotImplementedError("the callback counts examples, so micro-batches must have one size")
+        raise NotImplementedError(
+            "the callback counts examples, so micro-batches must have one size"
+        )
     model = small.Small(problem)
     record, loader = Record(model), small.Epochs(problem, with_targets).loader()
     loaders = DataLoaders(loader, loader)
-    learner = Learner(loaders, model, lambda loss, y: loss, SGD, problem.learning_rate(0), cbs=[record])
+    learner = Learner(
+        loaders, model, lambda loss, y: loss, SGD, problem.learning_rate(0), cbs=[record]
+    )
     accumulation = GradientAccumulation(problem.k * len(problem.epochs[0][0][0]))
     with learner.no_bar(), learner.no_logging():
         learner.fit(len(problem.epochs), cbs=[accumulation])

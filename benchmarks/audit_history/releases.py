@@ -47,13 +47,52 @@ _TOKENS = "https://github.com/huggingface/transformers/pull/34191"
 _EPOCHS = "https://github.com/huggingface/transformers/pull/24415"
 _SUM = "https://github.com/fastai/fastai/issues/3023"
 HISTORY = (
-    Release("keras", "3.4.1", "keras_option", KERAS, _KERAS, "decay and Adam's count per micro-batch"),
-    Release("keras", "3.5.0", "keras_option", KERAS, _KERAS, "decay and Adam's count per micro-batch"),
-    Release("transformers", "4.45.2", "transformers", (*TORCH, "accelerate==1.0.1"), _TOKENS, "a mean of token means"),
-    Release("transformers", "4.46.3", "transformers", (*TORCH, "accelerate==1.1.1"), _TOKENS, "a mean of token means"),
-    Release("transformers", "4.48.3", "transformers", (*TORCH, "accelerate==1.3.0"), _TOKENS, "a mean of token means"),
-    Release("transformers", "4.30.2", "transformers", (*OLD_HF, "accelerate==0.20.3"), _EPOCHS, "tails and epochs"),
-    Release("transformers", "4.31.0", "transformers", (*TORCH, "accelerate==0.21.0"), _EPOCHS, "tails and epochs"),
+    Release(
+        "keras", "3.4.1", "keras_option", KERAS, _KERAS, "decay and Adam's count per micro-batch"
+    ),
+    Release(
+        "keras", "3.5.0", "keras_option", KERAS, _KERAS, "decay and Adam's count per micro-batch"
+    ),
+    Release(
+        "transformers",
+        "4.45.2",
+        "transformers",
+        (*TORCH, "accelerate==1.0.1"),
+        _TOKENS,
+        "a mean of token means",
+    ),
+    Release(
+        "transformers",
+        "4.46.3",
+        "transformers",
+        (*TORCH, "accelerate==1.1.1"),
+        _TOKENS,
+        "a mean of token means",
+    ),
+    Release(
+        "transformers",
+        "4.48.3",
+        "transformers",
+        (*TORCH, "accelerate==1.3.0"),
+        _TOKENS,
+        "a mean of token means",
+    ),
+    Release(
+        "transformers",
+        "4.30.2",
+        "transformers",
+        (*OLD_HF, "accelerate==0.20.3"),
+        _EPOCHS,
+        "tails and epochs",
+    ),
+    Release(
+        "transformers",
+        "4.31.0",
+        "transformers",
+        (*TORCH, "accelerate==0.21.0"),
+        _EPOCHS,
+        "tails and epochs",
+    ),
     Release("fastai", "2.1.7", "fastai_callback", FASTAI, _SUM, "a sum for a mean"),
     Release("fastai", "2.1.8", "fastai_callback", FASTAI, _SUM, "a sum for a mean"),
 )

@@ -1,4 +1,5 @@
-"""The tables of audits: what today's releases do, and which bug the audit names in releases around a public report."""
+"""The tables of audits: what today's releases do, and which bug the audit names in releases around
+a public report."""
 
 import json
 
@@ -26,7 +27,14 @@ NAMES = {
 RULES: dict[str, tuple[tuple[str, ...], str]] = {
     "full windows": (
         (
-            *("sum_for_mean", "first_only", "last_only", "not_reset", "step_per_microbatch", "scaled_twice"),
+            *(
+                "sum_for_mean",
+                "first_only",
+                "last_only",
+                "not_reset",
+                "step_per_microbatch",
+                "scaled_twice",
+            ),
             "low_precision_sum",
         ),
         "full windows",
@@ -39,7 +47,8 @@ RULES: dict[str, tuple[tuple[str, ...], str]] = {
     "replicas": ((), "two replicas"),
 }
 NAN = {
-    "A NaN in a micro-batch reaches the weights, as it does with the large batch.": "reaches the weights",
+    "A NaN in a micro-batch reaches the weights, as it does with the large batch.": "reaches the "
+    "weights",
     "A window with a NaN is left out.": "its window is left out",
     "A micro-batch with a NaN is left out.": "its micro-batch is left out",
 }
@@ -47,7 +56,9 @@ NAN = {
 
 def bugs_of(row: dict) -> list[str]:
     """The names of the bugs that an audit found, candidates included."""
-    return [name for one in row["audit"]["findings"] for name in (one["candidates"] or [one["bug"]])]
+    return [
+        name for one in row["audit"]["findings"] for name in (one["candidates"] or [one["bug"]])
+    ]
 
 
 def today_as_table(rows: list[dict]) -> str:
@@ -62,7 +73,11 @@ def today_as_table(rows: list[dict]) -> str:
     for row, *found in zip(audited, *shown.values()):
         lines.append(f"| {NAMES[row['adapter']]} {row['version']} | {' | '.join(found)} |")
     lines += ["", f"Right in all of them: {'; '.join(kept) or '-'}."] if audited else []
-    left = [f"{NAMES[row['adapter']]} {row['version']} ({row['error']})" for row in rows if "error" in row]
+    left = [
+        f"{NAMES[row['adapter']]} {row['version']} ({row['error']})"
+        for row in rows
+        if "error" in row
+    ]
     return "\n".join(lines) + (f"\n\nCould not be audited: {'; '.join(left)}." if left else "")
 
 
@@ -89,7 +104,11 @@ def history_as_table(rows: list[dict]) -> str:
     lines = ["| release | verdict | the public report |", "| --- | --- | --- |"]
     for row in rows:
         release = release_of(row)
-        verdict = ", ".join(f"`{name}`" for name in bugs_of(row)) or "no bug" if "audit" in row else row["error"]
+        verdict = (
+            ", ".join(f"`{name}`" for name in bugs_of(row)) or "no bug"
+            if "audit" in row
+            else row["error"]
+        )
         number = release.report.rpartition("/")[2]
         report = f"[{release.library}#{number}]({release.report}): {release.reported}"
         lines.append(f"| {row['library']} {row['version']} | {verdict} | {report} |")
@@ -98,7 +117,9 @@ def history_as_table(rows: list[dict]) -> str:
 
 def release_of(row: dict) -> Release:
     """The release of the history that a row is about."""
-    return next(one for one in HISTORY if (one.library, one.version) == (row["library"], row["version"]))
+    return next(
+        one for one in HISTORY if (one.library, one.version) == (row["library"], row["version"])
+    )
 
 
 def page(found: dict[str, list[dict]], text: str) -> str:

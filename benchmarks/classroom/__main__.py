@@ -1,10 +1,11 @@
-"""The load test of the classroom: visitors who move sliders, run, pin, reload and leave, all on this machine.
+"""The load test of the classroom: visitors who move sliders, run, pin, reload and leave, all on
+this machine.
 
     python -m benchmarks.classroom --visitors 30 --minutes 5
     python -m benchmarks.classroom --visitors 8 --minutes 2 --voila      (Voila as it comes, for comparison)
 
-A few visitors are real Chromium pages. The others speak to the same addresses and sockets as a page does, and ask for
-numbers as charts.js does. The visitors come within a minute.
+A few visitors are real Chromium pages. The others speak to the same addresses and sockets as a page
+does, and ask for numbers as charts.js does. The visitors come within a minute.
 """
 
 import argparse
@@ -26,7 +27,8 @@ from typing import Any
 from benchmarks.classroom.page import LONGEST, Figures, PageWithoutBrowser
 
 LATE_SECONDS = 30  # after the end, in which visitors finish what they do
-COME_SECONDS, LEFT_SECONDS = 60, 60  # in which all visitors come; after which nothing of them should be left
+# In which all visitors come; after which nothing of them should be left
+COME_SECONDS, LEFT_SECONDS = 60, 60
 PLAIN = "import gradlab\n_ = gradlab.setup(towers=2, seed=0)\nlab = gradlab.AccumulationLab()\nlab"
 
 
@@ -52,7 +54,8 @@ def _visit(port: int, figures: Figures, seed: int, wait: float, end: float) -> N
 
 
 def _use_pages(port: int, figures: Figures, pages: int, end: float) -> None:
-    """Real pages in one Chromium, which move k and see their first point and the view of one update."""
+    """Real pages in one Chromium, which move k and see their first point and the view of one
+    update."""
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tests" / "support"))
     import lab_page
     from playwright.sync_api import sync_playwright
@@ -70,8 +73,13 @@ def _use_pages(port: int, figures: Figures, pages: int, end: float) -> None:
             labs.append(lab_page.Lab(page))
         while time.monotonic() < end:
             for lab in labs:
-                before, began = lab.root.locator(".gradlab-added").first.inner_text(), time.monotonic()
-                lab.press("accumulation_steps", random.choice(["ArrowRight", "ArrowLeft", "PageUp"]))
+                before, began = (
+                    lab.root.locator(".gradlab-added").first.inner_text(),
+                    time.monotonic(),
+                )
+                lab.press(
+                    "accumulation_steps", random.choice(["ArrowRight", "ArrowLeft", "PageUp"])
+                )
                 while lab.root.locator(".gradlab-added").first.inner_text() == before:
                     if time.monotonic() - began > 5:
                         break  # the slider was at its end
@@ -86,7 +94,9 @@ def memory_of_tree(pid: int) -> float:
     children = defaultdict(list)
     for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            children[int(stat.read_text().rsplit(")", 1)[1].split()[1])].append(int(stat.parent.name))
+            children[int(stat.read_text().rsplit(")", 1)[1].split()[1])].append(
+                int(stat.parent.name)
+            )
     total, waiting = 0.0, [pid]
     while waiting:
         one = waiting.pop()
@@ -98,7 +108,8 @@ def memory_of_tree(pid: int) -> float:
 
 
 def over_time(seen: list[tuple[float, float]], began: float, end: float) -> dict[str, float]:
-    """The peak, and the medians over the second and the last fifth of the time: what grows shows there.
+    """The peak, and the medians over the second and the last fifth of the time: what grows shows
+    there.
 
     Args:
         seen: (time, MiB).
@@ -106,11 +117,17 @@ def over_time(seen: list[tuple[float, float]], began: float, end: float) -> dict
     """
 
     def median(fifth: int) -> float:
-        parts = [mebibytes for at, mebibytes in seen if int(5 * (at - began) / (end - began)) == fifth]
+        parts = [
+            mebibytes for at, mebibytes in seen if int(5 * (at - began) / (end - began)) == fifth
+        ]
         return statistics.median(parts)
 
     peak = max(mebibytes for _, mebibytes in seen)
-    return {"peak": peak, "in the second fifth of the time": median(1), "in the last fifth": median(4)}
+    return {
+        "peak": peak,
+        "in the second fifth of the time": median(1),
+        "in the last fifth": median(4),
+    }
 
 
 def _start(port: int, voila: bool, folder: str) -> subprocess.Popen:
@@ -120,9 +137,20 @@ def _start(port: int, voila: bool, folder: str) -> subprocess.Popen:
         import nbformat
 
         notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(PLAIN)])
-        notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
+        notebook.metadata.kernelspec = {
+            "name": "python3",
+            "display_name": "Python 3",
+            "language": "python",
+        }
         nbformat.write(notebook, pathlib.Path(folder) / "lab.ipynb")
-        command = [sys.executable, "-m", "voila", "--no-browser", f"--port={port}", f"{folder}/lab.ipynb"]
+        command = [
+            sys.executable,
+            "-m",
+            "voila",
+            "--no-browser",
+            f"--port={port}",
+            f"{folder}/lab.ipynb",
+        ]
     log = open(pathlib.Path(folder) / "log", "wb")  # noqa: SIM115
     process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
     while True:
@@ -136,7 +164,8 @@ def measure(visitors: int, minutes: float, pages: int, voila: bool) -> dict:
     """Runs the load test.
 
     Returns:
-        {"seconds": {name: {"median", "p90", "most", "count"}}, "counts": {name: number}, "MiB": {name: memory}}.
+        {"seconds": {name: {"median", "p90", "most", "count"}}, "counts": {name: number}, "MiB":
+        {name: memory}}.
     """
     figures = Figures()
     with socket.socket() as free:
@@ -149,13 +178,21 @@ def measure(visitors: int, minutes: float, pages: int, voila: bool) -> dict:
             memory = {"before anyone came": memory_of_tree(process.pid)}
             end = time.monotonic() + 60 * minutes
             waits = [COME_SECONDS * number / visitors for number in range(visitors - pages)]
-            works = [(_visit, (port, figures, number, wait, end)) for number, wait in enumerate(waits)]
+            works = [
+                (_visit, (port, figures, number, wait, end)) for number, wait in enumerate(waits)
+            ]
             works += [(_use_pages, (port, figures, pages, end))] if pages else []
-            threads = [threading.Thread(target=each, args=arguments, daemon=True) for each, arguments in works]
+            threads = [
+                threading.Thread(target=each, args=arguments, daemon=True)
+                for each, arguments in works
+            ]
             for thread in threads:
                 thread.start()
             began, seen = time.monotonic(), list[tuple[float, float]]()
-            while any(thread.is_alive() for thread in threads) and time.monotonic() < end + LATE_SECONDS:
+            while (
+                any(thread.is_alive() for thread in threads)
+                and time.monotonic() < end + LATE_SECONDS
+            ):
                 seen.append((time.monotonic(), memory_of_tree(process.pid)))
                 time.sleep(1)
             for _ in filter(threading.Thread.is_alive, threads):
@@ -180,7 +217,10 @@ def measure(visitors: int, minutes: float, pages: int, voila: bool) -> dict:
 
 def as_table(found: dict) -> str:
     """Writes what `measure` found as Markdown."""
-    lines = ["| seconds | median | 90 % | most | how often |", "| --- | ---: | ---: | ---: | ---: |"]
+    lines = [
+        "| seconds | median | 90 % | most | how often |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
     for name, row in found["seconds"].items():
         figures = " | ".join(f"{row[key]:.2f}" for key in ("median", "p90", "most"))
         lines.append(f"| {name} | {figures} | {row['count']} |")
@@ -192,10 +232,14 @@ def as_table(found: dict) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--visitors", type=int, default=30)
     parser.add_argument("--minutes", type=float, default=5.0)
-    parser.add_argument("--pages", type=int, default=2, help="how many of the visitors are real pages")
+    parser.add_argument(
+        "--pages", type=int, default=2, help="how many of the visitors are real pages"
+    )
     parser.add_argument("--voila", action="store_true", help="serve the lab with Voila as it comes")
     asked: Any = parser.parse_args(arguments)
     print("\n" + as_table(measure(asked.visitors, asked.minutes, asked.pages, asked.voila)))

@@ -67,9 +67,12 @@ class PageWithoutBrowser:
         self._first_point(began, "page to first point")
 
     def live(self) -> str:
-        """Uses the lab until the end, or until it reloads the page or leaves: returns "time", "reload" or "leave"."""
+        """Uses the lab until the end, or until it reloads the page or leaves: returns "time",
+        "reload" or "leave"."""
         while time.monotonic() < self._end:
-            action = self._rng.choices(["move", "run", "pin", "look", "reload", "leave"], [10, 3, 1, 4, 1, 0.3])[0]
+            action = self._rng.choices(
+                ["move", "run", "pin", "look", "reload", "leave"], [10, 3, 1, 4, 1, 0.3]
+            )[0]
             if action in ("reload", "leave"):
                 return action
             if action == "look":
@@ -79,8 +82,12 @@ class PageWithoutBrowser:
             else:
                 began = time.monotonic()
                 if action == "move":
-                    value = self.k = self._rng.choice([one for one in range(1, 31) if one != self.k])
-                    self._tell("accumulation_steps", {"method": "update", "state": {"value": value}})
+                    value = self.k = self._rng.choice(
+                        [one for one in range(1, 31) if one != self.k]
+                    )
+                    self._tell(
+                        "accumulation_steps", {"method": "update", "state": {"value": value}}
+                    )
                 else:
                     value = self.k
                     self._press("run")
@@ -89,7 +96,8 @@ class PageWithoutBrowser:
         return "time"
 
     def close(self) -> None:
-        """Closes the socket. Four of five times it says farewell first, as a page does that is not killed."""
+        """Closes the socket. Four of five times it says farewell first, as a page does that is not
+        killed."""
         if self._rng.random() < 0.8:
             farewell = f"http://127.0.0.1:{self._port}/classroom/farewell/{self._kernel}"
             urllib.request.urlopen(farewell, b"", timeout=LONGEST).close()
@@ -105,7 +113,11 @@ class PageWithoutBrowser:
             if "classroom is full" in self.status:
                 self._figures.count("refused")
                 return
-            if content["now"] and content["runs"][0]["counts"][0] > 0 and k in (None, content["experiment"]["k"]):
+            if (
+                content["now"]
+                and content["runs"][0]["counts"][0] > 0
+                and k in (None, content["experiment"]["k"])
+            ):
                 self.k = content["experiment"]["k"]
                 self._figures.add(name, time.monotonic() - began)
                 if queued is not None:
@@ -122,13 +134,17 @@ class PageWithoutBrowser:
 
     @staticmethod
     def _pause(content: dict) -> float:
-        """The seconds until the next question. A page asks no more after a run's end; this one still does."""
+        """The seconds until the next question. A page asks no more after a run's end; this one
+        still does."""
         return 0.1 if content["again"] is None else content["again"] / 1000
 
     def _ask(self) -> dict:
         """Asks for new numbers, and returns the answer."""
         name = uuid.uuid4().hex
-        self._tell("charts", {"method": "custom", "content": {"ask": name, "have": self._counts, "revision": 0}})
+        self._tell(
+            "charts",
+            {"method": "custom", "content": {"ask": name, "have": self._counts, "revision": 0}},
+        )
         end = time.monotonic() + LONGEST
         while time.monotonic() < end:
             message = self._hear()
@@ -163,8 +179,17 @@ class PageWithoutBrowser:
         self._send("comm_msg", {"comm_id": self._widgets[name], "data": data})
 
     def _send(self, kind: str, content: dict, metadata: dict | None = None) -> None:
-        header = {"msg_id": uuid.uuid4().hex, "msg_type": kind, "session": self._session, "username": "", "date": ""}
-        parts = ["shell", *map(json.dumps, (header | {"version": "5.3"}, {}, metadata or {}, content))]
+        header = {
+            "msg_id": uuid.uuid4().hex,
+            "msg_type": kind,
+            "session": self._session,
+            "username": "",
+            "date": "",
+        }
+        parts = [
+            "shell",
+            *map(json.dumps, (header | {"version": "5.3"}, {}, metadata or {}, content)),
+        ]
         bodies = [part.encode() for part in parts]
         offsets = list(itertools.accumulate(map(len, bodies), initial=8 * (len(bodies) + 2)))
         numbers = struct.pack(f"<{len(offsets) + 1}Q", len(offsets), *offsets)

@@ -19,7 +19,8 @@ class KnownBug:
     Attributes:
         sentence: what the loop does, and what it should do.
         fix: the line to change.
-        section: where the course explains it: a notebook and the heading of a section, with a comma between.
+        section: where the course explains it: a notebook and the heading of a section, with a comma
+            between.
         variants: the ways in which loops have it: for each the fields of `LoopRules` that differ.
     """
 
@@ -40,33 +41,41 @@ CORRECT = Hypothesis(frozenset(), LoopRules())
 
 
 def _variants(**choices: tuple) -> list[dict[str, Any]]:
-    """All combinations of some choices for fields, each with the fields that differ from the defaults."""
+    """All combinations of some choices for fields, each with the fields that differ from the
+    defaults."""
     found = [dict(zip(choices, values)) for values in product(*choices.values())]
     plain = LoopRules()
-    return [{name: value for name, value in one.items() if value != getattr(plain, name)} for one in found]
+    return [
+        {name: value for name, value in one.items() if value != getattr(plain, name)}
+        for one in found
+    ]
 
 
 BUGS = {
     "sum_for_mean": KnownBug(
-        "The update gets the sum of the micro-batches' gradients, not their mean: it is about k times too large.",
+        "The update gets the sum of the micro-batches' gradients, not their mean: it is about k "
+        "times too large.",
         "Divide by what the window saw: gradient = total / weight.",
         f"{PITFALLS}, 1. A sum for a mean",
         ({"divisor": "none"}, {"divisor": "count"}, {"replicas": "sum"}),
     ),
     "divided_by_k": KnownBug(
-        "A window with fewer than k micro-batches is divided by k instead of by its own size: its update is too small.",
+        "A window with fewer than k micro-batches is divided by k instead of by its own size: its "
+        "update is too small.",
         "Count the micro-batches, examples or tokens of the window, and divide by that count.",
         f"{PITFALLS}, 2. The ragged tail divided by k",
         ({"divisor": "k"}, {"divisor": "share"}),
     ),
     "tail_dropped": KnownBug(
-        "The micro-batches that are left at the end of an epoch make no update: their examples are lost.",
+        "The micro-batches that are left at the end of an epoch make no update: their examples "
+        "are lost.",
         "Update after the last micro-batch of an epoch, too.",
         f"{PITFALLS}, 3. The tail dropped, or carried into the next epoch",
         ({"tail": "dropped"}, {"stops": True}),
     ),
     "tail_carried": KnownBug(
-        "The gradients that are left at the end of an epoch go into the first window of the next one.",
+        "The gradients that are left at the end of an epoch go into the first window of the next "
+        "one.",
         "Update after the last micro-batch of an epoch, too, and set the sum to zero.",
         f"{PITFALLS}, 3. The tail dropped, or carried into the next epoch",
         (
@@ -75,7 +84,8 @@ BUGS = {
         ),
     ),
     "mean_of_means": KnownBug(
-        "Micro-batches with different numbers of examples or tokens get equal weight: the loss is a mean of means.",
+        "Micro-batches with different numbers of examples or tokens get equal weight: the loss is "
+        "a mean of means.",
         "Weight each micro-batch by its examples or tokens, and divide by their sum.",
         f"{PITFALLS}, 4. Tokens: a mean of means",
         ({"alike": True}, {"replicas": "mean"}),
@@ -87,7 +97,8 @@ BUGS = {
         ({"clip": "each"}, {"clip": "part"}, {"clip": "running"}),
     ),
     "schedule_per_microbatch": KnownBug(
-        "The learning-rate schedule counts micro-batches, not updates: it runs about k times too fast.",
+        "The learning-rate schedule counts micro-batches, not updates: it runs about k times too "
+        "fast.",
         "Step the schedule where the optimizer steps.",
         f"{PITFALLS}, 6. Clocks: schedules and Adam count micro-batches",
         (
@@ -141,7 +152,11 @@ BUGS = {
         "Call the optimizer once per window.",
         f"{ACCUMULATION}, The order of operations",
         (
-            *_variants(step=("each", "running"), divisor=("seen", "window"), recorded=("updates", "windows")),
+            *_variants(
+                step=("each", "running"),
+                divisor=("seen", "window"),
+                recorded=("updates", "windows"),
+            ),
             *_variants(step=("each by k",), recorded=("updates", "windows")),
         ),
     ),
@@ -153,7 +168,8 @@ BUGS = {
     ),
     "off_by_one": KnownBug(
         "A count is off by one: the schedule's, or that of the micro-batches of a window.",
-        "Update when (number + 1) % k == 0, counted from 0; the first update has the rate of update 0.",
+        "Update when (number + 1) % k == 0, counted from 0; the first update has the rate of "
+        "update 0.",
         f"{PITFALLS}, 6. Clocks: schedules and Adam count micro-batches",
         (
             *_variants(window=(1, -1, "early", "late"), divisor=("seen", "k")),
@@ -162,7 +178,8 @@ BUGS = {
         ),
     ),
     "nonfinite_poisons": KnownBug(
-        "A NaN in one micro-batch spoils all later windows: it reaches the weights, or stays in the sum.",
+        "A NaN in one micro-batch spoils all later windows: it reaches the weights, or stays in "
+        "the sum.",
         "Leave out a window that is not finite, and set the sum to zero then, too.",
         f"{MEMORY}, One bad micro-batch",
         ({"nonfinite": "stays"}, {"nonfinite": "stays", "recorded_skips": False}),
@@ -177,7 +194,10 @@ BUGS = {
 
 # What a loop may do with a NaN, with words for what is not a bug.
 POLICIES = (
-    ("A NaN in a micro-batch reaches the weights, as it does with the large batch.", {"nonfinite": "spreads"}),
+    (
+        "A NaN in a micro-batch reaches the weights, as it does with the large batch.",
+        {"nonfinite": "spreads"},
+    ),
     ("A window with a NaN is left out.", {"nonfinite": "window"}),
     ("A window with a NaN is left out.", {"nonfinite": "window", "recorded_skips": False}),
     ("A micro-batch with a NaN is left out.", {"nonfinite": "microbatch"}),
@@ -199,7 +219,8 @@ def after_nan(known: list[Hypothesis]) -> Iterator[tuple[str, Hypothesis]]:
 
 def with_one_more(hypothesis: Hypothesis) -> Iterator[Hypothesis]:
     """The hypotheses with one bug more, of each kind that does not contradict the others."""
-    plain, changed = LoopRules(), set()
+    plain = LoopRules()
+    changed = set()
     for field in fields(LoopRules):
         if getattr(hypothesis.rules, field.name) != getattr(plain, field.name):
             changed.add(field.name)
@@ -207,6 +228,7 @@ def with_one_more(hypothesis: Hypothesis) -> Iterator[Hypothesis]:
         if name in hypothesis.bugs:
             continue
         for variant in bug.variants:
-            contradicts = {"window", "short_epochs"} <= changed | set(variant)  # two rules for where windows end
+            # Two rules for where windows end
+            contradicts = {"window", "short_epochs"} <= changed | set(variant)
             if changed.isdisjoint(variant) and not contradicts:
                 yield Hypothesis(hypothesis.bugs | {name}, replace(hypothesis.rules, **variant))

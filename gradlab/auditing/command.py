@@ -17,12 +17,14 @@ def audit_named(adapter: str, supports: str | None = None) -> Audit:
         supports: the features of the loop, with commas between, or None, as for `audit`.
 
     Raises:
-        ValueError: the name is wrong, or the loop or its module raises an error or ends the process: it could not be
-            audited.
+        ValueError: the name is wrong, or the loop or its module raises an error or ends the
+            process: it could not be audited.
     """
     module, _, name = adapter.partition(":")
     if not module or not name:
-        raise ValueError(f"MODULE:NAME must name a module and a function in it. Received: {adapter}")
+        raise ValueError(
+            f"MODULE:NAME must name a module and a function in it. Received: {adapter}"
+        )
     sys.path.insert(0, os.getcwd())
     try:
         with contextlib.redirect_stdout(sys.stderr):  # whatever the loop prints
@@ -30,8 +32,8 @@ def audit_named(adapter: str, supports: str | None = None) -> Audit:
             return audit(train, tuple(supports.split(",")) if supports else None)
     except SystemExit as error:  # a script that trains and exits when it is imported
         raise ValueError(
-            f"{adapter} could not be audited. Its module must be importable, not end the process, which would end the "
-            f"audit before it is complete. Received: SystemExit({error.code!r})"
+            f"{adapter} could not be audited. Its module must be importable, not end the process, "
+            f"which would end the audit before it is complete. Received: SystemExit({error.code!r})"
         ) from error
     except Exception as error:  # whatever the loop or its imports raise
         what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"

@@ -19,24 +19,27 @@ from gradlab.auditing.verdict import ROUNDING, Seen, distance, explain, first_di
 def audit(train: Callable[[Problem], list], supports: Collection[str] | None = None) -> Audit:
     """Finds out which accumulation bugs a training loop has.
 
-    The loop is behind an adapter, a function that trains a small model as a `Problem` describes it, in any framework,
-    and returns the weights after each update. The audit runs it on a dozen problems of a few examples each, in which
-    each bug leaves a trace of its own, and compares the weights with those of the large batch and of every bug that it
-    knows. The bugs it names are the keys of `gradlab.auditing.bugs.BUGS`.
+    The loop is behind an adapter, a function that trains a small model as a `Problem` describes it,
+    in any framework, and returns the weights after each update. The audit runs it on a dozen
+    problems of a few examples each, in which each bug leaves a trace of its own, and compares the
+    weights with those of the large batch and of every bug that it knows. The bugs it names are the
+    keys of `gradlab.auditing.bugs.BUGS`.
 
     Args:
-        train: a function (problem) -> the weights after each update: a list of dicts of arrays, with the names and the
-            shapes of problem.weights. It may raise NotImplementedError for a problem that it cannot train.
-        supports: the features of the loop, of "tokens", "clip_norm", "schedule", "momentum", "adam", "adamw",
-            "replicas" and "nonfinite"; probes of others are skipped. None: the attribute `supports` of train or of its
-            module, or all but the last two.
+        train: a function (problem) -> the weights after each update: a list of dicts of arrays,
+            with the names and the shapes of problem.weights. It may raise NotImplementedError for a
+            problem that it cannot train.
+        supports: the features of the loop, of "tokens", "clip_norm", "schedule", "momentum",
+            "adam", "adamw", "replicas" and "nonfinite"; probes of others are skipped. None: the
+            attribute `supports` of train or of its module, or all but the last two.
 
     Returns:
-        An `Audit`: `clean`, `findings`, `skipped` and `notes`. In a notebook it is shown as a table.
+        An `Audit`: `clean`, `findings`, `skipped` and `notes`. In a notebook it is shown as a
+        table.
 
     Raises:
-        ValueError: an unknown feature, weights that are not those of the problem, a loop that ends the process, or no
-            probe that the loop trains.
+        ValueError: an unknown feature, weights that are not those of the problem, a loop that ends
+            the process, or no probe that the loop trains.
 
     Example:
         >>> def train(problem):
@@ -53,9 +56,16 @@ def audit(train: Callable[[Problem], list], supports: Collection[str] | None = N
         ['divided_by_k', 'mean_of_means']
     """
     if not callable(train):
-        raise ValueError(f"train must be a function (problem) -> the weights after each update. Received: {train!r}")
+        raise ValueError(
+            "train must be a function (problem) -> the weights after each update. Received: "
+            f"{train!r}"
+        )
     module = sys.modules.get(getattr(train, "__module__", ""))
-    chosen = getattr(train, "supports", getattr(module, "supports", None)) if supports is None else supports
+    chosen = (
+        getattr(train, "supports", getattr(module, "supports", None))
+        if supports is None
+        else supports
+    )
     examination = _Examination(train, _features(BY_DEFAULT if chosen is None else chosen))
     for probe in PROBES:
         examination.run(probe)
@@ -64,7 +74,9 @@ def audit(train: Callable[[Problem], list], supports: Collection[str] | None = N
 
 def _features(supports: Collection[str]) -> set[str]:
     if isinstance(supports, str) or any(name not in FEATURES for name in supports):
-        raise ValueError(f"supports must hold names of {', '.join(FEATURES)}. Received: {supports!r}")
+        raise ValueError(
+            f"supports must hold names of {', '.join(FEATURES)}. Received: {supports!r}"
+        )
     return set(supports)
 
 
@@ -72,10 +84,12 @@ class _Examination:
     """What is known of a loop after some probes."""
 
     def __init__(self, train: Callable, features: set[str]):
-        self._train, self._features = train, features
+        self._train = train
+        self._features = features
         self._known: list[Hypothesis] = [CORRECT]
         self._seen: list[Seen] = []
-        self._evidence: dict[str, Difference] = {}  # for each bug, that of the first probe in which it shows
+        # For each bug, that of the first probe in which it shows
+        self._evidence: dict[str, Difference] = {}
         self._more: list[FoundBug] = []
         self._skipped: dict[str, str] = {}
         self._notes: list[str] = []
@@ -86,7 +100,9 @@ class _Examination:
         """Runs one probe."""
         missing = [name for name in probe.needs if name not in self._features]
         if self._unknown:
-            self._skipped[probe.name] = f'what the loop does in the probe "{self._unknown}" is not known'
+            self._skipped[probe.name] = (
+                f'what the loop does in the probe "{self._unknown}" is not known'
+            )
             return
         if missing:
             self._skipped[probe.name] = f"the loop does not support {', '.join(missing)}"
@@ -101,7 +117,9 @@ class _Examination:
                 note = f'The audit was running the probe "{probe.name}".'
                 if isinstance(error, SystemExit):
                     rule = "train must return, not end the process, which would end the audit before it is complete"
-                    raise ValueError(f"{rule}. {note} Received: SystemExit({error.code!r})") from error
+                    raise ValueError(
+                        f"{rule}. {note} Received: SystemExit({error.code!r})"
+                    ) from error
                 error.add_note(note)
                 raise
             self._notes.append(f"A NaN in a micro-batch raises {type(error).__name__}.")
@@ -114,24 +132,35 @@ class _Examination:
         seen = [new, *self._seen]
         matching = explain(seen, self._known)
         if not matching:
-            if probe.name == "full windows":  # what goes wrong elsewhere says nothing about the other probes
+            # What goes wrong elsewhere says nothing about the other probes
+            if probe.name == "full windows":
                 self._unknown = probe.name
             self._doubtful = self._doubtful or not probe.needs
             evidence = _evidence(probe, problem, found, self._known[0], None)
-            words = "from the first one" if evidence.update == 1 else f"from update {evidence.update} on"
-            sentence = f"The weights are wrong {words}, and no known bug or pair of bugs explains them."
+            words = (
+                "from the first one"
+                if evidence.update == 1
+                else f"from update {evidence.update} on"
+            )
+            sentence = (
+                f"The weights are wrong {words}, and no known bug or pair of bugs explains them."
+            )
             if any(first_difference(*new, one, ROUNDING) is None for one in self._known):
                 sentence = f"The weights are imprecise {words}, as with TensorFloat-32: use float32 throughout."
             self._more.append(FoundBug("unknown", sentence, evidence))
             return
         for one in matching:
             for name in one.bugs:
-                self._evidence.setdefault(name, _evidence(probe, problem, found, self._known[0], one))
-        self._known, self._seen = matching, seen
+                self._evidence.setdefault(
+                    name, _evidence(probe, problem, found, self._known[0], one)
+                )
+        self._known = matching
+        self._seen = seen
 
     def _judge_nan(self, probe: ProbeTraining, found: list[np.ndarray]) -> None:
         """What the loop does with a NaN, which need not be a bug."""
-        problem, before = probe.make(), self._known[0]
+        problem = probe.make()
+        before = self._known[0]
         if all(np.isfinite(weights).all() for weights in trajectory(problem, before.rules)):
             self._notes.append("The loop never used the micro-batch with a NaN.")
             return
@@ -152,7 +181,9 @@ class _Examination:
         """The verdict after all probes."""
         if not self._seen and not self._more:
             reason = next(iter(self._skipped.values()))
-            raise ValueError(f"train must train the model of at least one probe. Received: none; {reason}")
+            raise ValueError(
+                f"train must train the model of at least one probe. Received: none; {reason}"
+            )
         sets = smallest(self._known)
         if self._doubtful:  # names that fit some probes only may be wrong
             names = " or ".join(" and ".join(sorted(each)) for each in sets if each)
@@ -173,14 +204,26 @@ class _Examination:
 
 
 def _evidence(
-    probe: ProbeTraining, problem: Problem, found: list[np.ndarray], before: Hypothesis, after: Hypothesis | None
+    probe: ProbeTraining,
+    problem: Problem,
+    found: list[np.ndarray],
+    before: Hypothesis,
+    after: Hypothesis | None,
 ) -> Difference:
     """Where weights first differ from those of a loop as it was known before."""
     update = first_difference(problem, found, None, False, before) or 0
     right = list(trajectory(problem, CORRECT.rules))
     with_bug = list(trajectory(problem, after.rules)) if after else []
     near = None if after is None else distance(problem, with_bug, found, update)
-    return Difference(probe.name, update + 1, distance(problem, right, found, update), near, found, right, with_bug)
+    return Difference(
+        probe.name,
+        update + 1,
+        distance(problem, right, found, update),
+        near,
+        found,
+        right,
+        with_bug,
+    )
 
 
 def weights_of(train: Callable[[Problem], Any], probe: ProbeTraining) -> list[np.ndarray]:
@@ -197,12 +240,23 @@ def weights_of(train: Callable[[Problem], Any], probe: ProbeTraining) -> list[np
     for weights in given:
         shapes = {name: np.shape(value) for name, value in weights.items()}
         if shapes != SHAPES[problem.model]:
-            raise ValueError(f"{rule} their shapes must be {SHAPES[problem.model]}. Received: {shapes}")
-    if any(np.may_share_memory(one[name], other[name]) for one, other in pairwise(given) for name in one):
-        raise ValueError(f"{rule} each must have arrays of its own: copy them. Received: one array in two of them")
+            raise ValueError(
+                f"{rule} their shapes must be {SHAPES[problem.model]}. Received: {shapes}"
+            )
+    if any(
+        np.may_share_memory(one[name], other[name])
+        for one, other in pairwise(given)
+        for name in one
+    ):
+        raise ValueError(
+            f"{rule} each must have arrays of its own: copy them. Received: one array in two of "
+            "them"
+        )
     found = [as_vector(problem.model, weights) for weights in given]
     start = as_vector(problem.model, problem.weights)
     expected = sum(-(-len(epoch) // (problem.k * problem.replicas)) for epoch in problem.epochs)
     if len(found) == expected + 1 and np.allclose(found[0], start, rtol=1e-6, atol=1e-9):
-        raise ValueError(f"{rule} the initial weights must not be among them. Received: them as the first ones")
+        raise ValueError(
+            f"{rule} the initial weights must not be among them. Received: them as the first ones"
+        )
     return found

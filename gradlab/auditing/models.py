@@ -1,4 +1,5 @@
-"""The four small models of the audit: their losses and gradients in NumPy, in float64, written out by hand."""
+"""The four small models of the audit: their losses and gradients in NumPy, in float64, written out
+by hand."""
 
 from collections.abc import Callable
 
@@ -21,7 +22,8 @@ def loss_and_gradients(model: str, weights: Weights, microbatch: tuple) -> tuple
     Args:
         model: the name of a model.
         weights: its weights.
-        microbatch: (x, y) or (x, y, mask). The mean is over the examples, or over the tokens with a mask of 1.
+        microbatch: (x, y) or (x, y, mask). The mean is over the examples, or over the tokens with a
+            mask of 1.
 
     Returns:
         The mean loss, and a dict with the gradient of each weight.
@@ -33,15 +35,20 @@ def loss_and_gradients(model: str, weights: Weights, microbatch: tuple) -> tuple
         return float(np.sum(losses * counted) / counted.sum()), gradients
 
 
-def _linear(weights: Weights, x: np.ndarray, y: np.ndarray, shares: np.ndarray) -> tuple[np.ndarray, Weights]:
+def _linear(
+    weights: Weights, x: np.ndarray, y: np.ndarray, shares: np.ndarray
+) -> tuple[np.ndarray, Weights]:
     """Squared error of x @ kernel + bias. x: (examples, 4), y: (examples, 1)."""
     error = x @ weights["kernel"] + weights["bias"] - y
     slope = 2 * error * shares[:, np.newaxis]
     return error[:, 0] ** 2, {"kernel": x.T @ slope, "bias": slope.sum(0)}
 
 
-def _two_layers(weights: Weights, x: np.ndarray, y: np.ndarray, shares: np.ndarray) -> tuple[np.ndarray, Weights]:
-    """Cross-entropy of tanh(x @ kernel_1 + bias_1) @ kernel_2 + bias_2. x: (examples, 4), y: (examples,), classes."""
+def _two_layers(
+    weights: Weights, x: np.ndarray, y: np.ndarray, shares: np.ndarray
+) -> tuple[np.ndarray, Weights]:
+    """Cross-entropy of tanh(x @ kernel_1 + bias_1) @ kernel_2 + bias_2. x: (examples, 4), y:
+    (examples,), classes."""
     hidden = np.tanh(x @ weights["kernel_1"] + weights["bias_1"])
     losses, slope = _cross_entropy(hidden @ weights["kernel_2"] + weights["bias_2"], y, shares)
     before = slope @ weights["kernel_2"].T * (1 - hidden**2)
@@ -53,8 +60,11 @@ def _two_layers(weights: Weights, x: np.ndarray, y: np.ndarray, shares: np.ndarr
     }
 
 
-def _tokens(weights: Weights, x: np.ndarray, y: np.ndarray, shares: np.ndarray) -> tuple[np.ndarray, Weights]:
-    """Cross-entropy of embedding[x] @ kernel + bias at each position. x and y: (texts, length), token numbers."""
+def _tokens(
+    weights: Weights, x: np.ndarray, y: np.ndarray, shares: np.ndarray
+) -> tuple[np.ndarray, Weights]:
+    """Cross-entropy of embedding[x] @ kernel + bias at each position. x and y: (texts, length),
+    token numbers."""
     hidden = weights["embedding"][x]
     losses, slope = _cross_entropy(hidden @ weights["kernel"] + weights["bias"], y, shares)
     embedding = np.zeros_like(weights["embedding"])
@@ -66,8 +76,11 @@ def _tokens(weights: Weights, x: np.ndarray, y: np.ndarray, shares: np.ndarray) 
     }
 
 
-def _embedding(weights: Weights, x: np.ndarray, y: np.ndarray, shares: np.ndarray) -> tuple[np.ndarray, Weights]:
-    """Squared error of mean(embedding[x]) @ kernel + bias. x: (examples, 5), numbers below 9, y: (examples, 1)."""
+def _embedding(
+    weights: Weights, x: np.ndarray, y: np.ndarray, shares: np.ndarray
+) -> tuple[np.ndarray, Weights]:
+    """Squared error of mean(embedding[x]) @ kernel + bias. x: (examples, 5), numbers below 9, y:
+    (examples, 1)."""
     mean = weights["embedding"][x].mean(1)
     losses, gradients = _linear(weights, mean, y, shares)
     slope = 2 * (mean @ weights["kernel"] + weights["bias"] - y) * shares[:, np.newaxis]
@@ -76,7 +89,9 @@ def _embedding(weights: Weights, x: np.ndarray, y: np.ndarray, shares: np.ndarra
     return losses, {"embedding": embedding, **gradients}
 
 
-def _cross_entropy(logits: np.ndarray, classes: np.ndarray, shares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _cross_entropy(
+    logits: np.ndarray, classes: np.ndarray, shares: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """The cross-entropy of each position, and the gradients of its shares by the logits."""
     logits = logits - logits.max(-1, keepdims=True)
     log_probabilities = logits - np.log(np.exp(logits).sum(-1, keepdims=True))

@@ -39,15 +39,20 @@ class ProbeTraining(NamedTuple):
 
 
 def _batches(model: str, sizes: list[int], seed: int) -> list[tuple]:
-    """Micro-batches of these sizes with random data, in which the later ones have larger targets."""
+    """Micro-batches of these sizes with random data, in which the later ones have larger
+    targets."""
     generator = np.random.default_rng(seed)
     found: list[tuple] = []
     x: Any
     y: Any
     for number, size in enumerate(sizes):
         if model == "tokens":
-            lengths = generator.integers(1, 7, size) if number % 2 else generator.integers(4, 7, size)
-            x, y = (generator.integers(0, SHAPES[model]["embedding"][0], [size, 6]) for _ in range(2))
+            lengths = (
+                generator.integers(1, 7, size) if number % 2 else generator.integers(4, 7, size)
+            )
+            x, y = (
+                generator.integers(0, SHAPES[model]["embedding"][0], [size, 6]) for _ in range(2)
+            )
             found.append((x, y, (np.arange(6) < lengths[:, np.newaxis]).astype(float)))
         elif model == "embedding":
             targets = generator.normal(0.3 * number, 1, [size, 1])
@@ -55,7 +60,11 @@ def _batches(model: str, sizes: list[int], seed: int) -> list[tuple]:
         else:
             x = generator.normal(0, 1 + 0.15 * (number % 5), [size, 4])
             labels = model == "two_layers"
-            y = generator.integers(0, 3, size) if labels else generator.normal(0.2 * number, 1, [size, 1])
+            y = (
+                generator.integers(0, 3, size)
+                if labels
+                else generator.normal(0.2 * number, 1, [size, 1])
+            )
             found.append((x, y))
     return found
 
@@ -66,7 +75,8 @@ def _made(model: str, seed: int, epochs: list[list[int]], k: int, **more: Any) -
 
 
 def _halves() -> Problem:
-    """A gradient of 4096 and 63 of 1: in half precision, only the first one is left of their sum."""
+    """A gradient of 4096 and 63 of 1: in half precision, only the first one is left of their
+    sum."""
     x = np.array([[1.0, 0.0, 0.0, 0.0]])
     window = [(x, np.array([[-2048.0]]))] + 63 * [(x, np.array([[-0.5]]))]
     weights = {name: np.zeros(shape) for name, shape in SHAPES["linear"].items()}
@@ -85,11 +95,25 @@ def _rate(rate: float) -> Callable[[int], float]:
 
 PROBES = (
     ProbeTraining("a long window", (), _halves, is_exact=True),
-    ProbeTraining("full windows", (), lambda: _made("linear", 1, [[3] * 12], 4, learning_rate=_rate(0.05))),
-    ProbeTraining("two layers", (), lambda: _made("two_layers", 2, [[3] * 6], 2, learning_rate=_rate(0.5))),
-    ProbeTraining("embeddings", (), lambda: _made("embedding", 3, [[4] * 6], 3, learning_rate=_rate(0.3))),
-    ProbeTraining("a short window", (), lambda: _made("linear", 4, [[3] * 10] * 2, 4, learning_rate=_rate(0.05))),
-    ProbeTraining("a short epoch", (), lambda: _made("linear", 14, [[3] * 3] * 3, 5, learning_rate=_rate(0.05))),
+    ProbeTraining(
+        "full windows", (), lambda: _made("linear", 1, [[3] * 12], 4, learning_rate=_rate(0.05))
+    ),
+    ProbeTraining(
+        "two layers", (), lambda: _made("two_layers", 2, [[3] * 6], 2, learning_rate=_rate(0.5))
+    ),
+    ProbeTraining(
+        "embeddings", (), lambda: _made("embedding", 3, [[4] * 6], 3, learning_rate=_rate(0.3))
+    ),
+    ProbeTraining(
+        "a short window",
+        (),
+        lambda: _made("linear", 4, [[3] * 10] * 2, 4, learning_rate=_rate(0.05)),
+    ),
+    ProbeTraining(
+        "a short epoch",
+        (),
+        lambda: _made("linear", 14, [[3] * 3] * 3, 5, learning_rate=_rate(0.05)),
+    ),
     ProbeTraining(
         "a short micro-batch",
         (),
@@ -116,12 +140,22 @@ PROBES = (
         lambda: _made("linear", 10, [[4] * 12], 3, optimizer="momentum", learning_rate=_rate(0.02)),
     ),
     ProbeTraining(
-        "Adam", ("adam",), lambda: _made("linear", 11, [[4] * 12], 3, optimizer="adam", learning_rate=_rate(0.05))
+        "Adam",
+        ("adam",),
+        lambda: _made("linear", 11, [[4] * 12], 3, optimizer="adam", learning_rate=_rate(0.05)),
     ),
     ProbeTraining(
         "AdamW",
         ("adamw",),
-        lambda: _made("linear", 12, [[4] * 12], 4, optimizer="adamw", learning_rate=_rate(0.05), weight_decay=0.5),
+        lambda: _made(
+            "linear",
+            12,
+            [[4] * 12],
+            4,
+            optimizer="adamw",
+            learning_rate=_rate(0.05),
+            weight_decay=0.5,
+        ),
     ),
     ProbeTraining(
         "two replicas",

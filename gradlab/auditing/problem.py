@@ -1,4 +1,5 @@
-"""Problem: a small training that an adapter runs, so that the audit can compare what its loop does."""
+"""Problem: a small training that an adapter runs, so that the audit can compare what its loop
+does."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,24 +20,29 @@ class Problem:
     The models, with the weights by name:
 
     - "linear": x @ kernel + bias; x (examples, 4), y (examples, 1); the mean of the squared errors.
-    - "two_layers": tanh(x @ kernel_1 + bias_1) @ kernel_2 + bias_2 are the logits of three classes; x (examples, 4),
-      y (examples,), integers; the mean cross-entropy.
-    - "tokens": embedding[x] @ kernel + bias are the logits of seven tokens at each position; x and y (texts, length),
-      integers, mask (texts, length), 1 for a token and 0 for padding; the mean cross-entropy of the tokens.
-    - "embedding": mean(embedding[x], axis=1) @ kernel + bias; x (examples, 5), integers, y (examples, 1); the mean of
-      the squared errors.
+    - "two_layers": tanh(x @ kernel_1 + bias_1) @ kernel_2 + bias_2 are the logits of three classes;
+      x (examples, 4), y (examples,), integers; the mean cross-entropy.
+    - "tokens": embedding[x] @ kernel + bias are the logits of seven tokens at each position; x and
+      y (texts, length), integers, mask (texts, length), 1 for a token and 0 for padding; the mean
+      cross-entropy of the tokens.
+    - "embedding": mean(embedding[x], axis=1) @ kernel + bias; x (examples, 5), integers, y
+      (examples, 1); the mean of the squared errors.
 
     Attributes:
         model: "linear", "two_layers", "tokens" or "embedding".
         weights: the initial weights, a dict of float64 arrays.
-        epochs: a list of epochs, each a list of micro-batches (x, y) or (x, y, mask), as a data loader gives them.
-        k: accumulation_steps, the micro-batches behind one update. The last window of an epoch is what is left.
-        optimizer: "sgd", "momentum", "adam" or "adamw", with momentum 0.9, betas 0.9 and 0.999, epsilon 1e-8.
+        epochs: a list of epochs, each a list of micro-batches (x, y) or (x, y, mask), as a data
+            loader gives them.
+        k: accumulation_steps, the micro-batches behind one update. The last window of an epoch is
+            what is left.
+        optimizer: "sgd", "momentum", "adam" or "adamw", with momentum 0.9, betas 0.9 and 0.999,
+            epsilon 1e-8.
         learning_rate: a function (update, counted from 0) -> the rate of that update.
         clip_norm: the limit of the global norm of an update's gradient, or None.
         weight_decay: the decay of AdamW: each update also subtracts rate * weight_decay * weight.
         average_over: "examples" or "tokens": over what the loss of a window is a mean.
-        replicas: how many replicas share the micro-batches of a window, which then has k * replicas of them.
+        replicas: how many replicas share the micro-batches of a window, which then has k * replicas
+            of them.
     """
 
     model: str
@@ -51,7 +57,8 @@ class Problem:
     replicas: int = 1
 
     def gradients(self, weights: Weights, microbatch: tuple) -> tuple[float, Weights]:
-        """The loss of a micro-batch and its gradients in NumPy, for loops without automatic differentiation.
+        """The loss of a micro-batch and its gradients in NumPy, for loops without automatic
+        differentiation.
 
         Returns:
             (the mean loss of the micro-batch, a dict with the mean gradient for each weight).
@@ -60,7 +67,11 @@ class Problem:
 
     def size(self, microbatch: tuple) -> float:
         """How much a micro-batch counts in the mean of its window: its examples, or its tokens."""
-        return float(microbatch[2].sum()) if self.average_over == "tokens" else float(len(microbatch[0]))
+        return (
+            float(microbatch[2].sum())
+            if self.average_over == "tokens"
+            else float(len(microbatch[0]))
+        )
 
 
 def initial_weights(model: str, seed: int, scale: float = 0.5) -> Weights:

@@ -10,8 +10,8 @@ import pytest
 def gradlab_audit() -> Callable[..., Any]:
     """A function that audits a training loop and fails the test if it has a bug.
 
-    Its arguments are those of `gradlab.audit`, and `known`: the names of bugs that do not fail the test, such as
-    "tail_carried". It returns the `Audit`.
+    Its arguments are those of `gradlab.audit`, and `known`: the names of bugs that do not fail the
+    test, such as "tail_carried". It returns the `Audit`.
 
     Example:
         def test_accumulation(gradlab_audit):
@@ -19,7 +19,10 @@ def gradlab_audit() -> Callable[..., Any]:
     """
 
     def check(
-        train: Callable[..., Any], supports: Collection[str] | None = None, *, known: Collection[str] = ()
+        train: Callable[..., Any],
+        supports: Collection[str] | None = None,
+        *,
+        known: Collection[str] = (),
     ) -> Any:
         from gradlab.auditing.bugs import BUGS
         from gradlab.auditing.examination import audit
@@ -28,7 +31,10 @@ def gradlab_audit() -> Callable[..., Any]:
             raise ValueError(f"known must hold names of {', '.join(BUGS)}. Received: {known!r}")
         found = audit(train, supports)
         for finding in found.findings:
-            explanations = [[finding.bug], *(candidate.split(" and ") for candidate in finding.candidates)]
+            explanations = [
+                [finding.bug],
+                *(candidate.split(" and ") for candidate in finding.candidates),
+            ]
             if not any(set(explanation) <= set(known) for explanation in explanations):
                 pytest.fail(found.text(), pytrace=False)
         return found

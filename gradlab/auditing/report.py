@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 TOLD = (
-    "Not audited, because these differ from the large batch in any loop: batch normalization, which uses the "
-    "statistics of each micro-batch, and dropout, which draws a mask for each."
+    "Not audited, because these differ from the large batch in any loop: batch normalization, "
+    "which uses the statistics of each micro-batch, and dropout, which draws a mask for each."
 )
 
 
@@ -21,11 +21,12 @@ class Difference:
     Attributes:
         probe: the name of the training.
         update: the first update after which the weights differ, counted from 1.
-        distance: the distance from the large batch's weights, relative to how far those moved from the start; NaN if
-            one of them is not there or not finite.
-        distance_with_bug: the same for the weights that a loop with the bugs named so far has; None if none is known.
-        weights, right, with_bug: the weights after each update as vectors: those of the loop, of the large batch, and
-            of a loop with the bugs.
+        distance: the distance from the large batch's weights, relative to how far those moved from
+            the start; NaN if one of them is not there or not finite.
+        distance_with_bug: the same for the weights that a loop with the bugs named so far has; None
+            if none is known.
+        weights, right, with_bug: the weights after each update as vectors: those of the loop, of
+            the large batch, and of a loop with the bugs.
     """
 
     probe: str
@@ -38,14 +39,19 @@ class Difference:
 
     def __str__(self) -> str:
         where = f'In the probe "{self.probe}"'
-        found, expected = len(self.weights), len(self.right)
+        found = len(self.weights)
+        expected = len(self.right)
         if self.update > min(found, expected):
             return f"{where} the loop makes {found} updates, and the large batch {expected}."
         if not math.isfinite(self.distance):
             return f"{where}, the weights are not finite after update {self.update}."
         words = f"{where}, after update {self.update}: {self.distance:.2g} from the weights of the large batch"
         if self.distance_with_bug is not None:
-            near = "less than 1e-6" if self.distance_with_bug < 1e-6 else f"{self.distance_with_bug:.1g}"
+            near = (
+                "less than 1e-6"
+                if self.distance_with_bug < 1e-6
+                else f"{self.distance_with_bug:.1g}"
+            )
             words += f", {near} from those of a loop with this bug"
         return f"{words} (relative to how far the correct weights moved)."
 
@@ -55,8 +61,9 @@ class FoundBug:
     """A bug that was found.
 
     Attributes:
-        bug: its name, a key of `gradlab.auditing.bugs.BUGS`; "ambiguous" if the probes cannot tell candidates apart,
-            "unknown" if the weights are wrong and no known bug or pair of bugs explains them.
+        bug: its name, a key of `gradlab.auditing.bugs.BUGS`; "ambiguous" if the probes cannot tell
+            candidates apart, "unknown" if the weights are wrong and no known bug or pair of bugs
+            explains them.
         sentence: what the loop does.
         evidence: the `Difference`; its text says where the bug shows, in numbers.
         fix: what to change; empty if the bug is not known.
@@ -73,7 +80,8 @@ class FoundBug:
 
     @property
     def link(self) -> str:
-        """The address of the section, below the folder of gradlab; empty if the bug is not known."""
+        """The address of the section, below the folder of gradlab; empty if the bug is not
+        known."""
         notebook, _, heading = self.section.partition(", ")
         return f"{notebook}#{heading.replace(' ', '-')}" if notebook else ""
 
@@ -126,7 +134,11 @@ class Audit:
         lines = [self._title]
         for number, one in enumerate(self.findings, 1):
             lines += ["", f"{number}. {one.bug}: {one.sentence}", f"   {one.evidence}"]
-            lines += [f"   {name}: {words}" for name, words in (("Fix", one.fix), ("See", one.section)) if words]
+            lines += [
+                f"   {name}: {words}"
+                for name, words in (("Fix", one.fix), ("See", one.section))
+                if words
+            ]
         lines += ["", *self._remarks()]
         return "\n".join(lines)
 
@@ -135,19 +147,35 @@ class Audit:
         lines = [f"**{self._title}**", ""]
         if self.findings:
             lines += ["| bug | what the loop does | numbers | fix |", "| --- | --- | --- | --- |"]
-            lines += [f"| `{one.bug}` | {one.sentence} | {one.evidence} | {one.fix} |" for one in self.findings]
+            lines += [
+                f"| `{one.bug}` | {one.sentence} | {one.evidence} | {one.fix} |"
+                for one in self.findings
+            ]
             explained = [one for one in self.findings if one.section]
-            lines += ["", *(f"- `{one.bug}` is explained in [{one.section}]({one.link})" for one in explained), ""]
+            lines += [
+                "",
+                *(
+                    f"- `{one.bug}` is explained in [{one.section}]({one.link})"
+                    for one in explained
+                ),
+                "",
+            ]
         return "\n".join([*lines, *(f"- {remark}" for remark in self._remarks())])
 
     def json(self) -> str:
         """The report for a program: an object with clean, findings, skipped and notes."""
         findings = [one.summary() for one in self.findings]
-        found = {"clean": self.clean, "findings": findings, "skipped": self.skipped, "notes": list(self.notes)}
+        found = {
+            "clean": self.clean,
+            "findings": findings,
+            "skipped": self.skipped,
+            "notes": list(self.notes),
+        }
         return json.dumps(found, indent=1)
 
     def plot(self, number: int = 0) -> Any:
-        """Draws the weight that shows a finding best, after each update: of the loop, and as it should be.
+        """Draws the weight that shows a finding best, after each update: of the loop, and as it
+        should be.
 
         Args:
             number: the number of the finding, counted from 0.
@@ -158,7 +186,9 @@ class Audit:
         from gradlab.auditing.trajectory_plot import figure
 
         if not 0 <= number < len(self.findings):
-            raise ValueError(f"number must be that of a finding, below {len(self.findings)}. Received: {number}")
+            raise ValueError(
+                f"number must be that of a finding, below {len(self.findings)}. Received: {number}"
+            )
         return figure(self.findings[number].bug, self.findings[number].evidence)
 
     def _remarks(self) -> list[str]:
@@ -176,7 +206,10 @@ class Audit:
             named = (("Fix", one.fix), ("See", one.section))
             words = [html.escape(one.sentence), html.escape(str(one.evidence))]
             words += [f"<b>{name}</b>: {html.escape(text)}" for name, text in named if text]
-            rows.append(f"<tr><td {left}><code>{one.bug}</code></td><td {left}>{'<br>'.join(words)}</td></tr>")
+            rows.append(
+                f"<tr><td {left}><code>{one.bug}</code></td><td "
+                f"{left}>{'<br>'.join(words)}</td></tr>"
+            )
         table = f"<table class='gradlab-audit'>{''.join(rows)}</table>" if rows else ""
         remarks = "".join(f"<li>{html.escape(remark)}</li>" for remark in self._remarks())
         return f"<b>{self._title}</b>{table}<ul>{remarks}</ul>"

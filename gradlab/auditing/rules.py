@@ -1,4 +1,5 @@
-"""The rules of a training loop, and the weights that a loop with such rules gets: right ones and wrong ones alike."""
+"""The rules of a training loop, and the weights that a loop with such rules gets: right ones and
+wrong ones alike."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,34 +17,39 @@ class LoopRules:
     """What a training loop does. The defaults are right: each update is that of the large batch.
 
     Attributes:
-        alike: count all micro-batches of a window alike, whatever their number of examples or tokens.
-        divisor: divide the sum of a window by what was "seen"; by what the whole "window" has, known beforehand; by "k"
-            full micro-batches; by "none"; or by what was seen, and multiply by the "share" of k micro-batches that were
-            there, or by their "count".
+        alike: count all micro-batches of a window alike, whatever their number of examples or
+            tokens.
+        divisor: divide the sum of a window by what was "seen"; by what the whole "window" has,
+            known beforehand; by "k" full micro-batches; by "none"; or by what was seen, and
+            multiply by the "share" of k micro-batches that were there, or by their "count".
         twice: divide by k once more.
-        keep: "all" micro-batches of a window, or only the gradient of the "first" or the "last". "first of all" and
-            "last of all" still divide by all of them.
-        reset: after an update, set to zero "all", "none", or only the "divisor"; or add the gradient that was applied
-            to the next one ("kept").
-        window: how many micro-batches more than k a window has; "early": an update follows micro-batches 0, k, 2k, ...,
-            counted from 0; "late": the same without micro-batch 0.
-        tail: the rest of an epoch makes an update of its own ("updates"), is "dropped", is "carried" into the next
-            epoch, or is "added" to the first window of the next epoch, whose counting starts at 0.
-        short_epochs: whether an epoch shorter than a window ends with an update, beside those after every k-th
-            micro-batch of the whole training.
+        keep: "all" micro-batches of a window, or only the gradient of the "first" or the "last".
+            "first of all" and "last of all" still divide by all of them.
+        reset: after an update, set to zero "all", "none", or only the "divisor"; or add the
+            gradient that was applied to the next one ("kept").
+        window: how many micro-batches more than k a window has; "early": an update follows
+            micro-batches 0, k, 2k, ..., counted from 0; "late": the same without micro-batch 0.
+        tail: the rest of an epoch makes an update of its own ("updates"), is "dropped", is
+            "carried" into the next epoch, or is "added" to the first window of the next epoch,
+            whose counting starts at 0.
+        short_epochs: whether an epoch shorter than a window ends with an update, beside those after
+            every k-th micro-batch of the whole training.
         stops: training ends after as many updates as whole windows fit into each epoch.
-        step: an update for each "window" or "each" micro-batch, "each by k" if divided by k, or "running" if nothing is
-            set to zero before the window ends.
+        step: an update for each "window" or "each" micro-batch, "each by k" if divided by k, or
+            "running" if nothing is set to zero before the window ends.
         recorded: whether the weights are recorded after every update, or after each window.
-        clip: the gradient of the "window", "each" mean gradient of a micro-batch, its part of the mean ("part"), or the
-            "running" mean after each micro-batch.
-        schedule: the rate is that of the update, or of another number: a function (updates, micro-batches, k).
+        clip: the gradient of the "window", "each" mean gradient of a micro-batch, its part of the
+            mean ("part"), or the "running" mean after each micro-batch.
+        schedule: the rate is that of the update, or of another number: a function (updates,
+            micro-batches, k).
         correction: Adam's number of steps, likewise.
-        decay: once for each "update"; for each micro-batch as it comes ("microbatch"), or k times at the update.
+        decay: once for each "update"; for each micro-batch as it comes ("microbatch"), or k times
+            at the update.
         precision: the type of the sum, "float16" or "bfloat16"; None: exact.
-        replicas: the mean over all examples ("all"), or the "mean" or the "sum" of the replicas' means.
-        nonfinite: a NaN "spreads"; its "window" or its "microbatch" is left out; or it "stays" in the sum, so that
-            windows are left out from then on.
+        replicas: the mean over all examples ("all"), or the "mean" or the "sum" of the replicas'
+            means.
+        nonfinite: a NaN "spreads"; its "window" or its "microbatch" is left out; or it "stays" in
+            the sum, so that windows are left out from then on.
         recorded_skips: whether the weights are recorded after a window that was left out.
     """
 
@@ -68,13 +74,16 @@ class LoopRules:
     recorded_skips: bool = True
 
 
-def trajectory(problem: Problem, rules: LoopRules, gradients: Callable | None = None) -> Iterator[np.ndarray]:
+def trajectory(
+    problem: Problem, rules: LoopRules, gradients: Callable | None = None
+) -> Iterator[np.ndarray]:
     """The weights after each update of a loop with these rules, each as one vector.
 
     Args:
         problem: the training.
         rules: the rules.
-        gradients: a function (weights as a vector, micro-batch) -> the mean gradient as a vector. None: the problem's.
+        gradients: a function (weights as a vector, micro-batch) -> the mean gradient as a vector.
+            None: the problem's.
     """
     run = _Run(problem, rules, gradients or gradients_of(problem))
     with np.errstate(invalid="ignore", over="ignore"):
@@ -90,7 +99,8 @@ def as_vector(model: str, weights: Weights) -> np.ndarray:
 
 
 def gradients_of(problem: Problem) -> Callable[[np.ndarray, tuple], np.ndarray]:
-    """A function (weights as a vector, micro-batch) -> the mean gradient as a vector, which remembers its results."""
+    """A function (weights as a vector, micro-batch) -> the mean gradient as a vector, which
+    remembers its results."""
     shapes = SHAPES[problem.model]
     cuts = np.cumsum([np.prod(shape, dtype=int) for shape in shapes.values()])[:-1]
     known: dict[tuple, np.ndarray] = {}
@@ -99,7 +109,9 @@ def gradients_of(problem: Problem) -> Callable[[np.ndarray, tuple], np.ndarray]:
         key = id(microbatch), vector.tobytes()
         if key not in known:
             parts = np.split(vector, cuts)
-            weights = {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts)}
+            weights = {
+                name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts)
+            }
             found = problem.gradients(weights, microbatch)[1]
             known[key] = np.concatenate([found[name].ravel() for name in shapes])
         return known[key]
@@ -111,29 +123,37 @@ class _Run:
     """The state of a loop."""
 
     def __init__(self, problem: Problem, rules: LoopRules, gradients: Callable):
-        self._problem, self._rules, self._gradients = problem, rules, gradients
+        self._problem = problem
+        self._rules = rules
+        self._gradients = gradients
         self._weights = as_vector(problem.model, problem.weights)
         self._moments = np.zeros((2, self._weights.size))
         self._updates = self._microbatches = self._position = 0
-        self._kept, self._ahead = np.zeros(self._weights.size), 1.0
+        self._kept = np.zeros(self._weights.size)
+        self._ahead = 1.0
         self._full = max(problem.size(one) for epoch in problem.epochs for one in epoch)
         self._zero()
 
     def _zero(self) -> None:
         replicas = self._problem.replicas
         self._sums = np.zeros((replicas, self._weights.size))
-        self._sizes, self._counts = np.zeros(replicas), np.zeros(replicas)
+        self._sizes = np.zeros(replicas)
+        self._counts = np.zeros(replicas)
 
     def epoch(self, microbatches: list[tuple]) -> Iterator[np.ndarray]:
         """The weights after each update of an epoch."""
         rules = self._rules
-        is_short = rules.short_epochs and len(microbatches) < self._problem.k * self._problem.replicas
+        is_short = (
+            rules.short_epochs and len(microbatches) < self._problem.k * self._problem.replicas
+        )
         if rules.tail == "added":
             self._position = 0
         for number, microbatch in enumerate(microbatches):
             if self._position == 0:
                 window = microbatches[number : number + self._problem.k * self._problem.replicas]
-                self._ahead = float(len(window)) if rules.alike else sum(map(self._problem.size, window))
+                self._ahead = (
+                    float(len(window)) if rules.alike else sum(map(self._problem.size, window))
+                )
             self._add(microbatch)
             is_last = number == len(microbatches) - 1
             ends = self._ends(number) or (is_last and (rules.tail == "updates" or is_short))
@@ -149,7 +169,8 @@ class _Run:
 
     def _ends(self, number: int) -> bool:
         """Whether a window ends after this micro-batch of an epoch."""
-        k, window = self._problem.k * self._problem.replicas, self._rules.window
+        k = self._problem.k * self._problem.replicas
+        window = self._rules.window
         if self._rules.short_epochs:
             return self._microbatches % k == 0
         if isinstance(window, int):
@@ -158,10 +179,12 @@ class _Run:
         return number % k == 0 and (number > 0 or window == "early")
 
     def _add(self, microbatch: tuple) -> None:
-        rules, problem = self._rules, self._problem
+        rules = self._rules
+        problem = self._problem
         gradient = self._gradients(self._weights, microbatch)
         size = 1.0 if rules.alike else problem.size(microbatch)
-        replica, first = self._position % problem.replicas, self._position < problem.replicas
+        replica = self._position % problem.replicas
+        first = self._position < problem.replicas
         self._position += 1
         self._microbatches += 1
         if rules.decay == "microbatch" and problem.weight_decay:
@@ -182,19 +205,25 @@ class _Run:
             self._sizes[replica] += size
             self._counts[replica] += 1
         if limit and rules.clip == "running":
-            full = (1.0 if rules.alike else self._full) * (1 if rules.divisor in ("none", "count") else problem.k)
+            full = (1.0 if rules.alike else self._full) * (
+                1 if rules.divisor in ("none", "count") else problem.k
+            )
             self._sums[replica] = _clipped(self._sums[replica], limit * full)
 
     def _mean(self) -> np.ndarray:
         """The gradient of the window."""
-        k, replicas = self._problem.k, self._problem.replicas
+        k = self._problem.k
+        replicas = self._problem.replicas
         if self._rules.replicas == "all":
-            return self._divided(self._sums.sum(0), self._sizes.sum(), self._counts.sum(), k * replicas)
+            return self._divided(
+                self._sums.sum(0), self._sizes.sum(), self._counts.sum(), k * replicas
+            )
         parts = [self._divided(*part, k) for part in zip(self._sums, self._sizes, self._counts)]
         return np.sum(parts, axis=0) / (replicas if self._rules.replicas == "mean" else 1)
 
     def _divided(self, total: np.ndarray, size: float, count: float, k: int) -> np.ndarray:
-        rules, mean = self._rules, total / max(size, 1e-300)
+        rules = self._rules
+        mean = total / max(size, 1e-300)
         by = {
             "seen": lambda: mean,
             "window": lambda: total / self._ahead,
@@ -208,7 +237,9 @@ class _Run:
 
     def _update(self, ends: bool) -> bool:
         """Makes an update. Returns False for one that was left out."""
-        rules, problem, gradient = self._rules, self._problem, self._kept + self._mean()
+        rules = self._rules
+        problem = self._problem
+        gradient = self._kept + self._mean()
         if rules.nonfinite in ("window", "stays") and not np.isfinite(gradient).all():
             if rules.nonfinite == "window":
                 self._zero()
@@ -225,7 +256,8 @@ class _Run:
             if rules.reset == "kept":
                 self._kept = gradient
             elif rules.reset == "divisor":
-                self._sizes, self._counts = np.zeros_like(self._sizes), np.zeros_like(self._counts)
+                self._sizes = np.zeros_like(self._sizes)
+                self._counts = np.zeros_like(self._counts)
         return True
 
     def _rate(self) -> float:
@@ -261,6 +293,7 @@ def _rounded(total: np.ndarray, precision: str | None) -> np.ndarray:
         return total
     if precision == "float16":
         return total.astype(np.float16).astype(float)
-    bits = total.astype(np.float32).view(np.uint32)  # bfloat16 is the upper half of float32, rounded to even
+    # Bfloat16 is the upper half of float32, rounded to even
+    bits = total.astype(np.float32).view(np.uint32)
     bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
     return bits.view(np.float32).astype(float)

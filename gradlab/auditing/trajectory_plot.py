@@ -32,7 +32,9 @@ def figure(bug: str, evidence: Any) -> Any:
         if weights:
             values = [each[weight] for each in weights]
             axes.plot(np.arange(1, len(values) + 1), values, label=label, **style)
-    axes.set(xlabel="update", ylabel=f"weight {weight}", title=f'{bug}, in the probe "{evidence.probe}"')
+    axes.set(
+        xlabel="update", ylabel=f"weight {weight}", title=f'{bug}, in the probe "{evidence.probe}"'
+    )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)

@@ -11,8 +11,10 @@ from gradlab.auditing.problem import Problem
 from gradlab.auditing.rules import as_vector, trajectory
 
 TOLERANCE = 2e-4  # of the way that the weights went; a bug's trace is at least 1e-2 of it
-# Loops that sum in half precision round in their own order; the first probe, which finds that out, has exact numbers.
-TOLERANCE_OF_HALVES, EXACT = {"float16": 5e-3, "bfloat16": 3e-2}, 1e-3
+# Loops that sum in half precision round in their own order; the first probe, which finds that out,
+# has exact numbers.
+TOLERANCE_OF_HALVES = {"float16": 5e-3, "bfloat16": 3e-2}
+EXACT = 1e-3
 ROUNDING = 3e-2  # within which weights may be right, computed with few digits
 
 
@@ -35,7 +37,8 @@ class Seen(NamedTuple):
 def explain(seen: list[Seen], known: list[Hypothesis]) -> list[Hypothesis]:
     """The hypotheses with the fewest bugs that give the weights of all probes.
 
-    One bug and two are tried in all combinations; after that, one more beside those that explained the earlier probes.
+    One bug and two are tried in all combinations; after that, one more beside those that explained
+    the earlier probes.
 
     Args:
         seen: the probes that ran, the last one first: it is the one that may show another bug.
@@ -51,7 +54,11 @@ def explain(seen: list[Seen], known: list[Hypothesis]) -> list[Hypothesis]:
         lambda: _one_more(known),
     )
     for candidates in steps:
-        matching = [one for one in candidates() if all(first_difference(*each, one) is None for each in seen)]
+        matching = [
+            one
+            for one in candidates()
+            if all(first_difference(*each, one) is None for each in seen)
+        ]
         if matching:
             return matching
     return []
@@ -78,8 +85,10 @@ def first_difference(
     hypothesis: Hypothesis,
     tolerance: float = TOLERANCE,
 ) -> int | None:
-    """The first update after which the weights are not those of a hypothesis; None if all of them are."""
-    rules, way = hypothesis.rules, 0.0
+    """The first update after which the weights are not those of a hypothesis; None if all of them
+    are."""
+    rules = hypothesis.rules
+    way = 0.0
     if rules.precision is not None:
         tolerance = EXACT if is_exact else TOLERANCE_OF_HALVES[rules.precision]
     start = as_vector(problem.model, problem.weights)
@@ -96,9 +105,11 @@ def first_difference(
     return None if number + 1 == len(found) else number + 1
 
 
-def distance(problem: Problem, expected: list[np.ndarray], found: list[np.ndarray], update: int) -> float:
-    """How far weights are from expected ones after an update, as a share of the way that these went; NaN if either
-    made fewer updates."""
+def distance(
+    problem: Problem, expected: list[np.ndarray], found: list[np.ndarray], update: int
+) -> float:
+    """How far weights are from expected ones after an update, as a share of the way that these
+    went; NaN if either made fewer updates."""
     if update >= min(len(expected), len(found)):
         return float("nan")
     way = float(np.linalg.norm(expected[update] - as_vector(problem.model, problem.weights)))

@@ -9,8 +9,10 @@ import tensorflow as tf
 
 from gradlab.drawing._tensorflow_internals import called_graph
 
-OWN = ("Initializer", "IsInitialized", "Assign", "Read")  # the scopes of the operations that initialize a variable
-WRITES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter")  # operations that change a variable
+# The scopes of the operations that initialize a variable
+OWN = ("Initializer", "IsInitialized", "Assign", "Read")
+# Operations that change a variable
+WRITES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter")
 
 
 @dataclass
@@ -19,11 +21,14 @@ class Box:
 
     Attributes:
         name: the common name of its operations, including the scopes.
-        types: the types of its operations. Constants, and the operations that belong to a variable, are not counted.
+        types: the types of its operations. Constants, and the operations that belong to a variable,
+            are not counted.
         devices: the devices of its operations, such as "CPU:1".
         reads: the names of the boxes whose tensors it uses.
-        writes: the names of the variables' boxes that it changes, whether or not it also reads them.
-        after: the names of the boxes that must run before it, although it uses none of their tensors.
+        writes: the names of the variables' boxes that it changes, whether or not it also reads
+            them.
+        after: the names of the boxes that must run before it, although it uses none of their
+            tensors.
     """
 
     name: str
@@ -55,21 +60,27 @@ def scopes_of(name: str) -> list[str]:
 
 
 def operations_of(graph: tf.Graph, expand: Sequence[str], scope: str = "") -> tuple[list, dict]:
-    """All operations of a graph with their names. Expanded loops and function calls are replaced by their operations.
+    """All operations of a graph with their names. Expanded loops and function calls are replaced by
+    their operations.
 
     Args:
         graph: the graph.
         expand: the names of the calls to replace.
-        scope: the name of the call whose function the graph is, followed by "/"; "" for the outermost graph.
+        scope: the name of the call whose function the graph is, followed by "/"; "" for the
+            outermost graph.
 
     Returns:
-        (operation, name) pairs, and a mapping from each tensor that is only passed on to the tensor that it stands for:
-        from a function's inputs to the arguments of the call, and from the call's outputs to the function's results.
+        (operation, name) pairs, and a mapping from each tensor that is only passed on to the tensor
+        that it stands for: from a function's inputs to the arguments of the call, and from the
+        call's outputs to the function's results.
     """
     operations: list[tuple[tf.Operation, str]] = []
     bound: dict[tuple, tf.Tensor] = {}
     captured = {id(inside): outside for outside, inside in getattr(graph, "captures", ())}
-    handles = {id(variable.handle): variable.name.split(":")[0] for variable in getattr(graph, "variables", ())}
+    handles = {
+        id(variable.handle): variable.name.split(":")[0]
+        for variable in getattr(graph, "variables", ())
+    }
     for op in graph.get_operations():
         handle = captured.get(id(op.outputs[0])) if op.outputs else None
         name = handles.get(id(handle), op.name)
@@ -83,7 +94,9 @@ def operations_of(graph: tf.Graph, expand: Sequence[str], scope: str = "") -> tu
         bound |= {_key(outer): inner for outer, inner in zip(op.outputs, inside.outputs)}
         deeper, more = operations_of(inside, expand, f"{name}/")
         bound |= more
-        operations += [(inner, inner_name) for inner, inner_name in deeper if id(inner) not in inputs]
+        operations += [
+            (inner, inner_name) for inner, inner_name in deeper if id(inner) not in inputs
+        ]
     return operations, bound
 
 
@@ -106,7 +119,10 @@ def boxes_of(operations: list, bound: dict, depth: int, expand: Sequence[str]) -
         depth, expand: the arguments of `draw_graph`.
     """
     variables = {name for op, name in operations if op.type == "VarHandleOp" or _is_handle(op)}
-    home = {(id(op.graph), op.name): _box_name(name, variables, depth, expand) for op, name in operations}
+    home = {
+        (id(op.graph), op.name): _box_name(name, variables, depth, expand)
+        for op, name in operations
+    }
 
     def source(tensor: Any) -> str | None:
         while _key(tensor) in bound:
@@ -132,7 +148,9 @@ def boxes_of(operations: list, bound: dict, depth: int, expand: Sequence[str]) -
         constants = [
             tensor.op for tensor in op.inputs if tensor.op.type == "Const"
         ]  # not drawn, but what they depend on is
-        for before in itertools.chain(op.control_inputs, *(constant.control_inputs for constant in constants)):
+        for before in itertools.chain(
+            op.control_inputs, *(constant.control_inputs for constant in constants)
+        ):
             _add(box.after, home.get((id(before.graph), before.name)), but=box.name)
     return _without_constants(boxes)
 
@@ -156,7 +174,8 @@ def _belongs_to_a_variable(name: str, variables: set[str]) -> bool:
     """Whether this is one of the operations that TensorFlow adds to each variable."""
     scopes = scopes_of(name)
     return any(
-        scope in variables and inner.split("/")[-1].startswith(OWN) for scope, inner in itertools.pairwise(scopes)
+        scope in variables and inner.split("/")[-1].startswith(OWN)
+        for scope, inner in itertools.pairwise(scopes)
     )
 
 
@@ -174,6 +193,7 @@ def _without_constants(boxes: dict[str, Box]) -> dict[str, Box]:
         box.reads = [name for name in box.reads if name in boxes and name not in box.writes]
         # Sorted, because TensorFlow does not always list control inputs in the same order.
         box.after = sorted(
-            (name for name in box.after if name in place and name not in box.reads), key=place.__getitem__
+            (name for name in box.after if name in place and name not in box.reads),
+            key=place.__getitem__,
         )
     return boxes

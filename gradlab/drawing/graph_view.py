@@ -1,4 +1,5 @@
-"""draw_graph: a TensorFlow graph as a diagram of its operations, their dependencies and their devices."""
+"""draw_graph: a TensorFlow graph as a diagram of its operations, their dependencies and their
+devices."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,7 +28,8 @@ _NO_DEVICE = ("#F2F2F2", "#767676")  # for a box with no device, or with several
 
 
 class Diagram:
-    """A diagram of a graph. JupyterLab draws it; elsewhere, its `repr` lists the boxes and arrows as text.
+    """A diagram of a graph. JupyterLab draws it; elsewhere, its `repr` lists the boxes and arrows
+    as text.
 
     Attributes:
         boxes: the boxes by name, in the order in which the graph was built.
@@ -35,17 +37,25 @@ class Diagram:
     """
 
     def __init__(self, boxes: dict[str, Box], title: str = "") -> None:
-        self.boxes, self.title = boxes, title
+        self.boxes = boxes
+        self.title = title
 
     @property
     def mermaid(self) -> str:
         """The diagram as Mermaid source."""
         numbers = {name: f"box{i}" for i, name in enumerate(self.boxes)}
         devices = sorted({box.device for box in self.boxes.values() if len(box.devices) == 1})
-        lines = ["---", *([f"title: {self.title}"] if self.title else []), _CONFIG, "---", "flowchart TD"]
+        lines = [
+            "---",
+            *([f"title: {self.title}"] if self.title else []),
+            _CONFIG,
+            "---",
+            "flowchart TD",
+        ]
         lines += [
             f"    accTitle: {self.title or 'a graph'}",
-            f"    accDescr: {'; '.join(map(self._words, self.boxes.values())).replace('<-', 'from')}",
+            "    accDescr: "
+            f"{'; '.join(map(self._words, self.boxes.values())).replace('<-', 'from')}",
         ]
         lines += self._nested(list(self.boxes.values()), 0, numbers, devices)
         for box in self.boxes.values():
@@ -54,22 +64,28 @@ class Diagram:
             lines += [f"    {numbers[other]} -.-> {me}" for other in box.after]
             for other in box.writes:
                 written = numbers[other]
-                # An arrow back to the variable would reverse the layout, so its new value is drawn as a second box.
+                # An arrow back to the variable would reverse the layout, so its new value is drawn
+                # as a second box.
                 if self._leads_to(other, box.name):
                     written += "new"
                     lines.append(self._node(self.boxes[other], f"{other}, new", written, devices))
                 lines.append(f"    {me} == writes ==> {written}")
         for i, device in enumerate(["", *devices]):
             fill, stroke = _NO_DEVICE if not device else _COLORS[(i - 1) % len(_COLORS)]
-            lines.append(f"    classDef device{i} fill:{fill},stroke:{stroke},stroke-width:2px,color:#000")
+            lines.append(
+                f"    classDef device{i} fill:{fill},stroke:{stroke},stroke-width:2px,color:#000"
+            )
         return "\n".join(lines)
 
     def _leads_to(self, start: str, end: str) -> bool:
         """Whether arrows lead from one box to another."""
-        reached, new = set(), {start}
+        reached = set()
+        new = {start}
         while new:
             reached |= new
-            new = {box.name for box in self.boxes.values() if new & {*box.reads, *box.after}} - reached
+            new = {
+                box.name for box in self.boxes.values() if new & {*box.reads, *box.after}
+            } - reached
         return end in reached
 
     def _nested(self, boxes: list[Box], depth: int, numbers: dict, devices: list) -> list[str]:
@@ -86,18 +102,25 @@ class Diagram:
                 frame = f"scope{depth}{numbers[inside[0].name]}"
                 lines.append(f'    subgraph {frame} ["{scope}"]')
                 lines += self._nested(inside, depth + 1, numbers, devices)
-                lines += ["    end", f"    style {frame} fill:none,stroke:{_NO_DEVICE[1]},stroke-dasharray:4"]
+                lines += [
+                    "    end",
+                    f"    style {frame} fill:none,stroke:{_NO_DEVICE[1]},stroke-dasharray:4",
+                ]
         return lines
 
     def _node(self, box: Box, name: str, number: str, devices: list) -> str:
         """The line for one box, whose shape and color show its kind and its device."""
-        left, right = "(", ")"
+        left = "("
+        right = ")"
         if "variable" in box.kind:
-            left, right = "[(", ")]"
+            left = "[("
+            right = ")]"
         elif set(box.types) == {"Placeholder"}:
-            left, right = "[/", "/]"
+            left = "[/"
+            right = "/]"
         elif len(box.types) > 1:
-            left, right = "[", "]"
+            left = "["
+            right = "]"
         words = "<br/>".join(filter(None, (name, box.kind if box.kind != name else "", box.device)))
         shade = devices.index(box.device) + 1 if box.device in devices else 0
         return f'    {number}{left}"{words}"{right}:::device{shade}'
@@ -131,23 +154,27 @@ def draw_graph(
 ) -> Diagram:
     """Draw a graph, with a box for each name scope and arrows for dependencies.
 
-    Each box shows its device. A plain arrow passes a tensor, a thick one changes a variable, and a dotted one is a
-    control dependency: it only fixes the order. Constants, and the operations that initialize variables, are not drawn.
+    Each box shows its device. A plain arrow passes a tensor, a thick one changes a variable, and a
+    dotted one is a control dependency: it only fixes the order. Constants, and the operations that
+    initialize variables, are not drawn.
 
     Args:
-        graph_or_function: a tf.Graph, an object with an attribute `graph` (such as those that `gradlab.static_graph`
-            builds), or a `tf.function`.
+        graph_or_function: a tf.Graph, an object with an attribute `graph` (such as those that
+            `gradlab.static_graph` builds), or a `tf.function`.
         *arguments: the arguments with which to trace the `tf.function`.
-        depth: the number of levels of name scopes that are shown: 1 shows one box for each outermost name.
+        depth: the number of levels of name scopes that are shown: 1 shows one box for each
+            outermost name.
         expand: names to show one level deeper; loops and function calls can be expanded too.
         hide: names that are not drawn, with everything inside them.
         title: a line above the diagram.
 
     Returns:
-        A `Diagram`, which JupyterLab displays as a Mermaid diagram and which is printed as text elsewhere.
+        A `Diagram`, which JupyterLab displays as a Mermaid diagram and which is printed as text
+        elsewhere.
 
     Raises:
-        ValueError: the first argument is not a graph, a name is not in the graph, or there are more than 80 boxes.
+        ValueError: the first argument is not a graph, a name is not in the graph, or there are more
+            than 80 boxes.
 
     Example:
         >>> with tf.Graph().as_default() as graph:
@@ -163,19 +190,26 @@ def draw_graph(
     """
     _checks.positive_integer("depth", depth)
     graph = _graph(graph_or_function, arguments)
-    expand, hide = ((names,) if isinstance(names, str) else tuple(names) for names in (expand, hide))
+    expand, hide = (
+        (names,) if isinstance(names, str) else tuple(names) for names in (expand, hide)
+    )
     operations, bound = operations_of(graph, expand)
     names = {scope for _, name in operations for scope in scopes_of(name)}
     for name in (*expand, *hide):
         if name not in names:
             top = ", ".join(sorted({name.split("/")[0] for name in names}))
-            raise ValueError(f"expand and hide must be names in the graph, such as: {top}. Received: {name!r}")
-    operations = [(op, name) for op, name in operations if not set(scopes_of(name)) & {*hide, "init"}]
+            raise ValueError(
+                f"expand and hide must be names in the graph, such as: {top}. Received: {name!r}"
+            )
+    operations = [
+        (op, name) for op, name in operations if not set(scopes_of(name)) & {*hide, "init"}
+    ]
     boxes = boxes_of(operations, bound, depth, expand)
     if len(boxes) > MOST_BOXES:
         raise ValueError(
-            f"A diagram must have at most {MOST_BOXES} boxes to be legible: choose a smaller depth, expand less, or "
-            f"hide some. Received: depth={depth}, which gives {len(boxes)} boxes"
+            f"A diagram must have at most {MOST_BOXES} boxes to be legible: choose a smaller "
+            f"depth, expand less, or hide some. Received: depth={depth}, which gives {len(boxes)} "
+            "boxes"
         )
     return Diagram(boxes, title)
 
@@ -186,7 +220,7 @@ def _graph(graph_or_function: Any, arguments: Sequence) -> tf.Graph:
     graph = getattr(graph_or_function, "graph", graph_or_function)
     if not isinstance(graph, tf.Graph) or arguments:
         raise ValueError(
-            "draw_graph needs a tf.Graph, an object with a graph, or a tf.function and its arguments. "
-            f"Received: {graph_or_function!r}"
+            "draw_graph needs a tf.Graph, an object with a graph, or a tf.function and its "
+            f"arguments. Received: {graph_or_function!r}"
         )
     return graph

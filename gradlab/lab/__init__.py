@@ -1,1 +1,2 @@
-"""The lab of the notebooks: experiments, figures, an interactive widget and exercises, built on the helper modules."""
+"""The lab of the notebooks: experiments, figures, an interactive widget and exercises, built on the
+helper modules."""

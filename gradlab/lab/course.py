@@ -1,4 +1,5 @@
-"""The course in a folder of the user's choice: copy the notebooks there and open them in JupyterLab."""
+"""The course in a folder of the user's choice: copy the notebooks there and open them in
+JupyterLab."""
 
 import contextlib
 import hashlib
@@ -20,8 +21,10 @@ from gradlab.lab.experiments.cluster import DASK, Cluster
 
 FIRST_NOTEBOOK = "00_start_here.ipynb"
 PATTERNS = ("*.ipynb", "solutions/*.ipynb", "app/*.ipynb")
-MANIFEST = ".gradlab-course.json"  # in the user's folder: the SHA-256 of each file as gradlab wrote it
-DEFAULT_PORT, LAST_PORT = 8888, 65_535
+# In the user's folder: the SHA-256 of each file as gradlab wrote it
+MANIFEST = ".gradlab-course.json"
+DEFAULT_PORT = 8888
+LAST_PORT = 65_535
 
 _PACKAGE = pathlib.Path(gradlab.__file__).resolve().parent
 
@@ -42,25 +45,29 @@ class _Copied:
 
 
 def course_folder() -> pathlib.Path:
-    """The folder of gradlab's own notebooks: inside an installed package, or notebooks/ of a checkout."""
+    """The folder of gradlab's own notebooks: inside an installed package, or notebooks/ of a
+    checkout."""
     inside = _PACKAGE / "course"
     return inside if inside.is_dir() else _PACKAGE.parent / "notebooks"
 
 
 def copy_course(folder: str | os.PathLike) -> list[pathlib.Path]:
-    """Copy the notebooks and their solutions into a folder, without overwriting a file that the user changed.
+    """Copy the notebooks and their solutions into a folder, without overwriting a file that the
+    user changed.
 
     Running a notebook and saving it changes it. Each file falls into one of these cases:
 
     - It is missing: it is written. To start a notebook over, delete it and copy again.
     - It is as an earlier gradlab wrote it: it is replaced by this edition.
-    - The user changed it: it stays. If this gradlab has a newer edition than the one that the user changed, that
-      edition is written beside it, once, as NAME.new.ipynb.
+    - The user changed it: it stays. If this gradlab has a newer edition than the one that the user
+      changed, that edition is written beside it, once, as NAME.new.ipynb.
 
-    The folder's file .gradlab-course.json holds the checksums by which the last two cases are told apart.
+    The folder's file .gradlab-course.json holds the checksums by which the last two cases are told
+    apart.
 
     Args:
-        folder: where to copy to; made if it does not exist. The notebooks/ folder of a checkout is left alone.
+        folder: where to copy to; made if it does not exist. The notebooks/ folder of a checkout is
+            left alone.
 
     Returns:
         The files that were written; empty if everything was up to date.
@@ -73,16 +80,20 @@ def copy_course(folder: str | os.PathLike) -> list[pathlib.Path]:
 
 
 def open_course(
-    folder: str | os.PathLike, port: int = DEFAULT_PORT, browser: bool = True, dask: str | None = None
+    folder: str | os.PathLike,
+    port: int = DEFAULT_PORT,
+    browser: bool = True,
+    dask: str | None = None,
 ) -> int:
     """Copy the course into a folder, as `copy_course` does, and run JupyterLab there until Ctrl-C.
 
     Args:
         folder: where the notebooks are copied to, and the folder that JupyterLab shows.
-        port: JupyterLab's port on 127.0.0.1. If 8888, the default, is taken, the next free port is used; any other
-            port is used as given, and JupyterLab fails if it is taken.
+        port: JupyterLab's port on 127.0.0.1. If 8888, the default, is taken, the next free port is
+            used; any other port is used as given, and JupyterLab fails if it is taken.
         browser: whether to open a web browser; without one, JupyterLab prints the address to open.
-        dask: the address of a Dask scheduler, on whose workers the labs of the notebooks then train.
+        dask: the address of a Dask scheduler, on whose workers the labs of the notebooks then
+            train.
 
     Returns:
         JupyterLab's exit status; 0 after Ctrl-C.
@@ -96,8 +107,8 @@ def open_course(
     check_port(port)
     if importlib.util.find_spec("jupyterlab") is None:
         raise ModuleNotFoundError(
-            'gradlab.lab.course needs the extra "lab": pip install "gradlab[lab]". '
-            "Received: no module named jupyterlab",
+            'gradlab.lab.course needs the extra "lab": pip install "gradlab[lab]". Received: no '
+            "module named jupyterlab",
             name="jupyterlab",
         )
     if dask:
@@ -113,7 +124,8 @@ def open_course(
     if port != DEFAULT_PORT:
         command.append("--ServerApp.port_retries=0")
     if hasattr(os, "geteuid") and os.geteuid() == 0:
-        command.append("--allow-root")  # containers and servers often run as root, which JupyterLab refuses by default
+        # Containers and servers often run as root, which JupyterLab refuses by default
+        command.append("--allow-root")
     if not browser:
         command.append("--no-browser")
     with _jupyter_settings() as environment:
@@ -129,8 +141,11 @@ def check_port(port: int) -> None:
 
 def _copy(folder: pathlib.Path) -> _Copied:
     if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(f"folder must be a folder, or not exist yet. Received: the file {folder}")
-    source, copied = course_folder(), _Copied()
+        raise NotADirectoryError(
+            f"folder must be a folder, or not exist yet. Received: the file {folder}"
+        )
+    source = course_folder()
+    copied = _Copied()
     if folder.resolve() == source.resolve():
         return copied
     recorded = _read_manifest(folder)
@@ -142,10 +157,16 @@ def _copy(folder: pathlib.Path) -> _Copied:
 
 
 def _copy_file(
-    content: bytes, folder: pathlib.Path, name: pathlib.Path, recorded: dict[str, str], copied: _Copied
+    content: bytes,
+    folder: pathlib.Path,
+    name: pathlib.Path,
+    recorded: dict[str, str],
+    copied: _Copied,
 ) -> None:
     """Copy one file if the rules of `copy_course` allow it, and update the records."""
-    target, new, key = folder / name, hashlib.sha256(content).hexdigest(), name.as_posix()
+    target = folder / name
+    new = hashlib.sha256(content).hexdigest()
+    key = name.as_posix()
     found = _checksum(target)
     if found == new:
         recorded[key] = new
@@ -172,7 +193,8 @@ def _checksum(path: pathlib.Path) -> str | None:
 
 
 def _read_manifest(folder: pathlib.Path) -> dict[str, str]:
-    """The recorded checksums; empty if there are none, so that every file that differs counts as changed."""
+    """The recorded checksums; empty if there are none, so that every file that differs counts as
+    changed."""
     try:
         files = json.loads((folder / MANIFEST).read_text())["files"]
     except (FileNotFoundError, ValueError, KeyError, TypeError):
@@ -181,7 +203,8 @@ def _read_manifest(folder: pathlib.Path) -> dict[str, str]:
 
 
 def _write(path: pathlib.Path, content: bytes) -> None:
-    """Write a file in one step: an interrupted copy leaves no half file, which would count as the user's."""
+    """Write a file in one step: an interrupted copy leaves no half file, which would count as the
+    user's."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp")
     temporary.write_bytes(content)
@@ -205,35 +228,45 @@ def _sentence(folder: pathlib.Path, copied: _Copied) -> str:
 
 @contextlib.contextmanager
 def _jupyter_settings() -> Iterator[dict[str, str]]:
-    """The environment for JupyterLab: without its question about news, so that the notebook is what the user sees."""
+    """The environment for JupyterLab: without its question about news, so that the notebook is what
+    the user sees."""
     with tempfile.TemporaryDirectory(prefix="gradlab-") as folder:
         config = pathlib.Path(folder, "labconfig")
         config.mkdir()
-        news = {"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False}}
+        news = {
+            "@jupyterlab/apputils-extension:notification": {
+                "fetchNews": "false",
+                "checkForUpdates": False,
+            }
+        }
         (config / "default_setting_overrides.json").write_text(json.dumps(news))
         folders = [folder, os.environ.get("JUPYTER_CONFIG_PATH", "")]
         yield {**os.environ, "JUPYTER_CONFIG_PATH": os.pathsep.join(filter(None, folders))}
 
 
 def _run(command: list[str], environment: dict[str, str]) -> int:
-    """Run JupyterLab until it ends, and stop it on Ctrl-C or SIGTERM, so that no server is left running."""
+    """Run JupyterLab until it ends, and stop it on Ctrl-C or SIGTERM, so that no server is left
+    running."""
     with subprocess.Popen(command, env=environment) as server, _passing_sigterm_to(server):
         try:
             status = server.wait()
         except KeyboardInterrupt:
-            # A terminal has sent Ctrl-C to the server, too; a signal to this process alone has not reached it.
+            # A terminal has sent Ctrl-C to the server, too; a signal to this process alone has not
+            # reached it.
             server.terminate()
             try:
                 server.wait(timeout=30)
             except (subprocess.TimeoutExpired, KeyboardInterrupt):
                 server.kill()
             return 0
-    return status if status >= 0 else 128 - status  # as a shell reports a process that a signal ended
+    # As a shell reports a process that a signal ended
+    return status if status >= 0 else 128 - status
 
 
 @contextlib.contextmanager
 def _passing_sigterm_to(server: subprocess.Popen) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may set signal handlers
+    # Only the main thread may set signal handlers
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = signal.signal(signal.SIGTERM, lambda *_: server.terminate())

@@ -28,7 +28,8 @@ class Fault(Exception):
 
     def __init__(self, found: str, fix: str):
         super().__init__(found)
-        self.found, self.fix = found, fix
+        self.found = found
+        self.fix = fix
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,9 @@ def examine() -> list[Finding]:
 
 def _python() -> str:
     if not (3, 11) <= sys.version_info[:2] <= (3, 13):
-        raise Fault(platform.python_version(), "use Python 3.11 to 3.13: make lab PYTHON=python3.13")
+        raise Fault(
+            platform.python_version(), "use Python 3.11 to 3.13: make lab PYTHON=python3.13"
+        )
     return platform.python_version()
 
 
@@ -77,7 +80,9 @@ def _packages() -> str:
     good: list[str] = []
     for line in importlib.metadata.requires("gradlab") or []:
         wanted = Requirement(line)
-        if wanted.marker is not None and not any(wanted.marker.evaluate({"extra": extra}) for extra in ("", "lab")):
+        if wanted.marker is not None and not any(
+            wanted.marker.evaluate({"extra": extra}) for extra in ("", "lab")
+        ):
             continue
         try:
             version = importlib.metadata.version(wanted.name)
@@ -111,7 +116,9 @@ def _devices() -> str:
                 f"TensorFlow sees no GPU, but the system has one: {listed.stdout.splitlines()[0]}",
                 f'{sys.executable} -m pip install "tensorflow[and-cuda]=={tf.__version__}"',
             )
-    names = [tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name) for gpu in gpus]
+    names = [
+        tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name) for gpu in gpus
+    ]
     return ", ".join(names) or "no GPU; computes on the CPU"
 
 
@@ -120,11 +127,14 @@ def _training() -> str:
     from gradlab.lab.experiments.experiment import Experiment
     from gradlab.lab.experiments.run import run
 
-    results = [run(Experiment(model="dense", method=name, updates=2, seeds=1)) for name in methods.METHODS]
+    results = [
+        run(Experiment(model="dense", method=name, updates=2, seeds=1)) for name in methods.METHODS
+    ]
     losses = [float(result.window_losses[0, -1]) for result in results]
     if max(losses) - min(losses) > 1e-4:
         raise Fault(
-            f"the losses of the methods after one update differ: {losses}", "please report this with the output"
+            f"the losses of the methods after one update differ: {losses}",
+            "please report this with the output",
         )
     return f"{len(losses)} methods agree after one update"
 
@@ -138,7 +148,8 @@ def _cache() -> str:
             file.write(b"x")
     except OSError as error:
         raise Fault(str(error), "set GRADLAB_CACHE to a folder that you may write to") from None
-    runs, free = len(list(folder.glob("*.npz"))), shutil.disk_usage(folder).free / 2**30
+    runs = len(list(folder.glob("*.npz")))
+    free = shutil.disk_usage(folder).free / 2**30
     return f"{folder}, {runs} cached runs, {free:.1f} GiB free"
 
 
@@ -150,7 +161,9 @@ def _kernel() -> str:
         command = KernelSpecManager().get_kernel_spec("python3").argv
     except NoSuchKernel:
         raise Fault("JupyterLab has no kernel named python3", fix) from None
-    if pathlib.Path(command[0]).is_absolute() and not pathlib.Path(command[0]).samefile(sys.executable):
+    if pathlib.Path(command[0]).is_absolute() and not pathlib.Path(command[0]).samefile(
+        sys.executable
+    ):
         raise Fault(
             f"the kernel of the notebooks is another Python: {command[0]}",
             f"{sys.executable} -m ipykernel install --sys-prefix",
@@ -166,7 +179,10 @@ def _widgets() -> str:
         ("ipywidgets", "@jupyter-widgets/jupyterlab-manager", "jupyterlab_widgets", "sliders"),
         ("anywidget", "anywidget", "anywidget", "the view of one update"),
     ):
-        paths = (pathlib.Path(folder, extension, "package.json") for folder in jupyter_path("labextensions"))
+        paths = (
+            pathlib.Path(folder, extension, "package.json")
+            for folder in jupyter_path("labextensions")
+        )
         about = next((path for path in paths if path.is_file()), None)
         if about is None:
             raise Fault(
@@ -174,24 +190,37 @@ def _widgets() -> str:
                 f"{sys.executable} -m pip install --force-reinstall {carrier}",
             )
         version = json.loads(about.read_text())["version"]
-        found.append(f"{package} {importlib.metadata.version(package)}, its JupyterLab extension {version}")
+        found.append(
+            f"{package} {importlib.metadata.version(package)}, its JupyterLab extension {version}"
+        )
     return "; ".join(found)
 
 
 def _server() -> str:
-    """Start JupyterLab without a browser and wait until it serves its page, for a minute at most."""
+    """Start JupyterLab without a browser and wait until it serves its page, for a minute at
+    most."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    flags = ["--no-browser", "--ip=127.0.0.1", f"--port={port}", "--ServerApp.port_retries=0", "--allow-root"]
+    flags = [
+        "--no-browser",
+        "--ip=127.0.0.1",
+        f"--port={port}",
+        "--ServerApp.port_retries=0",
+        "--allow-root",
+    ]
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "jupyterlab", *flags, "--IdentityProvider.token=doctor"]
-        server = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        server = subprocess.Popen(
+            command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
         began = time.monotonic()
         try:
             while time.monotonic() - began < 60 and server.poll() is None:
                 with contextlib.suppress(OSError):
-                    urllib.request.urlopen(f"http://127.0.0.1:{port}/lab?token=doctor", timeout=10).read()
+                    urllib.request.urlopen(
+                        f"http://127.0.0.1:{port}/lab?token=doctor", timeout=10
+                    ).read()
                     version = importlib.metadata.version("jupyterlab")
                     return f"JupyterLab {version} answered after {time.monotonic() - began:.0f} s"
                 time.sleep(0.2)

@@ -1,7 +1,8 @@
-"""Calls a function of a notebook in a new Python process, where its memory can be measured again and again.
+"""Calls a function of a notebook in a new Python process, where its memory can be measured again
+and again.
 
-A process keeps much of what TensorFlow has once used. In a notebook that is run twice, the second training finds that
-memory ready, and would seem to need none.
+A process keeps much of what TensorFlow has once used. In a notebook that is run twice, the second
+training finds that memory ready, and would seem to need none.
 """
 
 import os
@@ -14,8 +15,9 @@ from typing import Any
 
 import cloudpickle
 
-# With oneDNN, the process kept what was freed, and peaks of the same program differed between processes. Without it,
-# and with these settings of glibc, freed memory went back to the system, and the peaks repeated.
+# With oneDNN, the process kept what was freed, and peaks of the same program differed between
+# processes. Without it, and with these settings of glibc, freed memory went back to the system, and
+# the peaks repeated.
 _ENVIRONMENT = {
     "TF_ENABLE_ONEDNN_OPTS": "0",
     "MALLOC_MMAP_THRESHOLD_": "131072",
@@ -25,9 +27,11 @@ _ENVIRONMENT = {
 
 
 def call_in_new_process(function: Callable, *arguments: Any) -> Any:
-    """The result of `function(*arguments)`, computed on the CPU in a new process that gives freed memory back.
+    """The result of `function(*arguments)`, computed on the CPU in a new process that gives freed
+    memory back.
 
-    The function travels with everything of the notebook that it uses: other functions, modules, arrays.
+    The function travels with everything of the notebook that it uses: other functions, modules,
+    arrays.
 
     Args:
         function: a function of a module or of a notebook.
@@ -42,21 +46,28 @@ def call_in_new_process(function: Callable, *arguments: Any) -> Any:
         False
     """
     with tempfile.TemporaryDirectory() as folder:
-        work, result = os.path.join(folder, "work"), os.path.join(folder, "result")
+        work = os.path.join(folder, "work")
+        result = os.path.join(folder, "result")
         with open(work, "wb") as file:
             cloudpickle.dump((function, arguments), file)
         command = [sys.executable, "-m", "gradlab.lab.new_process", work, result]
-        done = subprocess.run(command, env=os.environ | _ENVIRONMENT, capture_output=True, text=True)
+        done = subprocess.run(
+            command, env=os.environ | _ENVIRONMENT, capture_output=True, text=True
+        )
         if done.returncode:
-            raise RuntimeError((done.stderr.strip().splitlines() or ["the process ended without a result"])[-1])
+            raise RuntimeError(
+                (done.stderr.strip().splitlines() or ["the process ended without a result"])[-1]
+            )
         with open(result, "rb") as file:
             return pickle.load(file)
 
 
 def peak_memory(function: Callable, *cases: Any) -> list[float]:
-    """The most memory that `function(case)` needs, for each case, one after another in one new process.
+    """The most memory that `function(case)` needs, for each case, one after another in one new
+    process.
 
-    The first case is run once more before all, so that what TensorFlow needs to start counts nowhere.
+    The first case is run once more before all, so that what TensorFlow needs to start counts
+    nowhere.
 
     Returns:
         The growth of the process's peak memory in MiB for each case; NaN where it cannot be read.

@@ -1,4 +1,5 @@
-"""predict: a question before a result. The reader chooses an answer, and only then sees the result and the reason."""
+"""predict: a question before a result. The reader chooses an answer, and only then sees the result
+and the reason."""
 
 import contextlib
 import functools
@@ -17,7 +18,8 @@ from IPython.utils.capture import CapturedIO, capture_output
 
 from gradlab import _checks
 
-# In command mode, JupyterLab takes the keys that open a choice, unless the element that has the focus says otherwise.
+# In command mode, JupyterLab takes the keys that open a choice, unless the element that has the
+# focus says otherwise.
 SUPPRESS = "data-lm-suppress-shortcuts"
 _STYLE = """<style>
 .gradlab-predict { max-width: 50em; margin: 0.5em 0; padding: 0.5em 0.8em; border-left: 4px solid #0072B2; }
@@ -28,7 +30,8 @@ _STYLE = """<style>
 
 
 def predict(name: str) -> contextlib.AbstractContextManager[None]:
-    """Asks a question of the course, as `ask` does. Its answer is in the folder predictions, so no notebook shows it.
+    """Asks a question of the course, as `ask` does. Its answer is in the folder predictions, so no
+    notebook shows it.
 
     Args:
         name: the name of the question.
@@ -52,11 +55,12 @@ def _questions() -> dict[str, dict]:
 
 @contextlib.contextmanager
 def ask(question: str, *choices: str, right: str, why: str) -> Iterator[None]:
-    """Asks for a prediction, and shows what the block prints and displays only after the reader has chosen.
+    """Asks for a prediction, and shows what the block prints and displays only after the reader has
+    chosen.
 
-    The block runs when the cell runs, so its variables can be used in later cells. The choices are HTML that works
-    without a kernel and without scripts, by mouse and by keyboard. Where there is no HTML, the question, the result and
-    the reason are text.
+    The block runs when the cell runs, so its variables can be used in later cells. The choices are
+    HTML that works without a kernel and without scripts, by mouse and by keyboard. Where there is
+    no HTML, the question, the result and the reason are text.
 
     Args:
         question: what to predict.
@@ -103,8 +107,9 @@ def _captured() -> Iterator[CapturedIO]:
 class _Publisher(CapturingDisplayPublisher):
     """Keeps what one thread displays. The kernel's own publisher does everything else.
 
-    While a cell runs, JupyterLab's kernel handles messages of widgets on other threads. For each message, it calls
-    methods of its publisher that IPython's capturing one does not have, and would lose the message.
+    While a cell runs, JupyterLab's kernel handles messages of widgets on other threads. For each
+    message, it calls methods of its publisher that IPython's capturing one does not have, and would
+    lose the message.
 
     Args:
         real: the kernel's own publisher.
@@ -113,7 +118,8 @@ class _Publisher(CapturingDisplayPublisher):
 
     def __init__(self, real: Any, outputs: list):
         super().__init__()
-        self._real, self._thread = real, threading.get_ident()
+        self._real = real
+        self._thread = threading.get_ident()
         self.outputs = outputs
 
     def __getattr__(self, name: str) -> Any:
@@ -131,8 +137,14 @@ class _Publisher(CapturingDisplayPublisher):
 class Prediction:
     """A question with its choices, the result and the reason."""
 
-    def __init__(self, question: str, choices: Sequence[str], right: str, why: str, seen: CapturedIO) -> None:
-        self._question, self._choices, self._right, self._why, self._seen = question, choices, right, why, seen
+    def __init__(
+        self, question: str, choices: Sequence[str], right: str, why: str, seen: CapturedIO
+    ) -> None:
+        self._question = question
+        self._choices = choices
+        self._right = right
+        self._why = why
+        self._seen = seen
 
     def _results(self) -> list[dict[str, Any]]:
         """What was printed and displayed, each as a dictionary by MIME type."""
@@ -141,7 +153,11 @@ class Prediction:
 
     def _said(self, choice: str) -> str:
         """What is said first to a reader who chose this, as HTML."""
-        right = "This is right." if choice == self._right else f"The result is: <b>{html.escape(self._right)}</b>."
+        right = (
+            "This is right."
+            if choice == self._right
+            else f"The result is: <b>{html.escape(self._right)}</b>."
+        )
         return f"You said: <b>{html.escape(choice)}</b>. {right}"
 
     def __repr__(self) -> str:

@@ -14,8 +14,11 @@ __all__ = ["MEBIBYTE", "PeakMemory", "plan"]
 MEBIBYTE = 2**20
 
 
-def plan(model: "keras.Model", loss: Any, optimizer: Any, example: tuple, *, in_flight: int = 1) -> "MemoryPlan":
-    """Plans the memory of a training with micro-batches, as a function of their size, without running it.
+def plan(
+    model: "keras.Model", loss: Any, optimizer: Any, example: tuple, *, in_flight: int = 1
+) -> "MemoryPlan":
+    """Plans the memory of a training with micro-batches, as a function of their size, without
+    running it.
 
     Args:
         model: the Keras model; its variables and those of the optimizer are created.
@@ -25,7 +28,8 @@ def plan(model: "keras.Model", loss: Any, optimizer: Any, example: tuple, *, in_
         in_flight: the number of micro-batches that are computed at once.
 
     Returns:
-        The `MemoryPlan`: `largest(memory)` is the largest micro-batch size that fits, `table()` shows the parts.
+        The `MemoryPlan`: `largest(memory)` is the largest micro-batch size that fits, `table()`
+        shows the parts.
 
     Raises:
         ValueError: an argument out of range, or a model with loops, which hide their memory.
@@ -37,6 +41,7 @@ def plan(model: "keras.Model", loss: Any, optimizer: Any, example: tuple, *, in_
         >>> planned.largest(1024 * MEBIBYTE) > planned.largest(512 * MEBIBYTE) > 100
         True
     """
-    from gradlab.training.memory_plan import plan_memory  # PeakMemory is for processes without TensorFlow, too
+    # PeakMemory is for processes without TensorFlow, too
+    from gradlab.training.memory_plan import plan_memory
 
     return plan_memory(model, loss, optimizer, example, in_flight=in_flight)

@@ -1,9 +1,9 @@
 """The noise of losses and gradients. Arguments and results are NumPy arrays.
 
-Micro-batches are random samples, so their losses and gradients vary around those of the full data set. The mean over a
-window of k independent micro-batches has 1 / k of their variance, and 1 / sqrt(k) of their standard deviation. This is
-the benefit of accumulation. Whether it justifies the computation depends on the size of the true gradient relative to
-its noise: see noise_scale.py.
+Micro-batches are random samples, so their losses and gradients vary around those of the full data
+set. The mean over a window of k independent micro-batches has 1 / k of their variance, and 1 /
+sqrt(k) of their standard deviation. This is the benefit of accumulation. Whether it justifies the
+computation depends on the size of the true gradient relative to its noise: see noise_scale.py.
 """
 
 import math
@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-Z = 1.959963984540054  # 95 % of a normal distribution lie within this many standard deviations of its mean
+# 95 % of a normal distribution lie within this many standard deviations of its mean
+Z = 1.959963984540054
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class LossNoise:
         microbatch: the standard deviation of a micro-batch's loss.
         window: the standard deviation of a window's mean loss.
         law: the standard deviation of a window's mean loss that microbatch / sqrt(k) predicts.
-        microbatch_interval: the 95 % confidence interval (low, high) of microbatch; None if it is unknown.
+        microbatch_interval: the 95 % confidence interval (low, high) of microbatch; None if it is
+            unknown.
         window_interval: the same for window.
     """
 
@@ -39,12 +41,12 @@ def loss_noise(losses: ArrayLike) -> LossNoise:
     """The standard deviations of losses at fixed weights.
 
     Args:
-        losses: the losses of independent micro-batches of one size, all at the same weights, in nats; shape
-            (windows, k), with 4 windows or more.
+        losses: the losses of independent micro-batches of one size, all at the same weights, in
+            nats; shape (windows, k), with 4 windows or more.
 
     Returns:
-        A `LossNoise` of numbers. The confidence intervals are computed from the samples' fourth moments, on a
-        logarithmic scale, so they do not assume a normal distribution.
+        A `LossNoise` of numbers. The confidence intervals are computed from the samples' fourth
+        moments, on a logarithmic scale, so they do not assume a normal distribution.
 
     Raises:
         ValueError: the losses are not finite, have another shape, or fewer than 4 windows.
@@ -57,50 +59,67 @@ def loss_noise(losses: ArrayLike) -> LossNoise:
     """
     losses = _array("losses", losses, ("windows", "k"))
     if len(losses) < 4:
-        raise ValueError(f"loss_noise needs 4 windows or more to estimate their noise. Received: {len(losses)}")
+        raise ValueError(
+            f"loss_noise needs 4 windows or more to estimate their noise. Received: {len(losses)}"
+        )
     means = losses.mean(axis=1)
-    microbatch, window = np.std(losses, ddof=1), np.std(means, ddof=1)
+    microbatch = np.std(losses, ddof=1)
+    window = np.std(means, ddof=1)
     law = microbatch / math.sqrt(losses.shape[1])
-    return LossNoise(float(microbatch), float(window), float(law), _std_interval(losses.ravel()), _std_interval(means))
+    return LossNoise(
+        float(microbatch),
+        float(window),
+        float(law),
+        _std_interval(losses.ravel()),
+        _std_interval(means),
+    )
 
 
-def loss_noise_along(losses: ArrayLike, weights: ArrayLike | None = None, smoothing: float = 0.95) -> LossNoise:
+def loss_noise_along(
+    losses: ArrayLike, weights: ArrayLike | None = None, smoothing: float = 0.95
+) -> LossNoise:
     """The standard deviations of losses along a training, during which the loss falls.
 
-    So that the fall of the loss does not count as noise, micro-batches are compared within their window, that is at the
-    same weights, and each window is compared with the two before it: see `successive_std`.
+    So that the fall of the loss does not count as noise, micro-batches are compared within their
+    window, that is at the same weights, and each window is compared with the two before it: see
+    `successive_std`.
 
     Args:
-        losses: the losses of the micro-batches in nats, shape (updates, k), with k of 2 or more. NaN pads a window with
-            fewer micro-batches.
-        weights: the number of examples of each micro-batch, shape (updates, k), 0 where there was no micro-batch. None:
-            all micro-batches have the same size.
-        smoothing: the weight of the past in the running means of variances, from 0 (no smoothing) to below 1.
+        losses: the losses of the micro-batches in nats, shape (updates, k), with k of 2 or more.
+            NaN pads a window with fewer micro-batches.
+        weights: the number of examples of each micro-batch, shape (updates, k), 0 where there was
+            no micro-batch. None: all micro-batches have the same size.
+        smoothing: the weight of the past in the running means of variances, from 0 (no smoothing)
+            to below 1.
 
     Returns:
         A `LossNoise` of arrays, shape (updates,). window is NaN for the first two updates.
 
     Raises:
-        ValueError: no window has two micro-batches, the shapes do not match, or a loss is not finite.
+        ValueError: no window has two micro-batches, the shapes do not match, or a loss is not
+            finite.
     """
     losses, weights = check_windows("losses", losses, weights, "loss_noise_along")
-    count, total = (weights > 0).sum(axis=1), weights.sum(axis=1)
+    count = (weights > 0).sum(axis=1)
+    total = weights.sum(axis=1)
     means = (losses * weights).sum(axis=1) / total
-    # With v the variance of one example's loss, a micro-batch of n_i examples has the variance v / n_i, so the expected
-    # value of the sum of n_i (l_i - mean)^2 is (k - 1) v.
+    # With v the variance of one example's loss, a micro-batch of n_i examples has the variance v /
+    # n_i, so the expected value of the sum of n_i (l_i - mean)^2 is (k - 1) v.
     spread = (weights * (losses - means[:, None]) ** 2).sum(axis=1)
     with np.errstate(invalid="ignore", divide="ignore"):
         example = running_mean(np.where(count > 1, spread / (count - 1), np.nan), smoothing)
-    return LossNoise(np.sqrt(example * count / total), successive_std(means, smoothing), np.sqrt(example / total))
+    return LossNoise(
+        np.sqrt(example * count / total), successive_std(means, smoothing), np.sqrt(example / total)
+    )
 
 
 def successive_std(values: ArrayLike, smoothing: float = 0.95) -> np.ndarray:
     """The standard deviation of the noise in a series that changes slowly.
 
-    It is the square root of the running mean of a sixth of the squared second differences. The second difference
-    v[i] - 2 v[i-1] + v[i-2] of independent values has six times their variance, and that of a straight line is 0, so a
-    falling loss does not count as noise (Gasser, Sroka and Jennen-Steinmetz 1986, "Residual variance and residual
-    pattern in nonlinear regression").
+    It is the square root of the running mean of a sixth of the squared second differences. The
+    second difference v[i] - 2 v[i-1] + v[i-2] of independent values has six times their variance,
+    and that of a straight line is 0, so a falling loss does not count as noise (Gasser, Sroka and
+    Jennen-Steinmetz 1986, "Residual variance and residual pattern in nonlinear regression").
 
     Args:
         values: shape (n,).
@@ -115,7 +134,11 @@ def successive_std(values: ArrayLike, smoothing: float = 0.95) -> np.ndarray:
     """
     values = np.asarray(values, np.float64)
     variances = np.diff(values, n=2) ** 2 / 6
-    return np.sqrt(running_mean(np.concatenate([np.full(len(values) - len(variances), np.nan), variances]), smoothing))
+    return np.sqrt(
+        running_mean(
+            np.concatenate([np.full(len(values) - len(variances), np.nan), variances]), smoothing
+        )
+    )
 
 
 def running_mean(values: ArrayLike, smoothing: float) -> np.ndarray:
@@ -155,7 +178,8 @@ class RunningMean:
     def extend(self, values: ArrayLike) -> np.ndarray:
         """Add values, shape (n,), and return the mean up to each of them, shape (n,)."""
         values = np.asarray(values, np.float64)
-        means, past = np.full(len(values), np.nan), self._smoothing
+        means = np.full(len(values), np.nan)
+        past = self._smoothing
         for i, value in enumerate(values):
             if math.isfinite(value):
                 self._mean = past * self._mean + (1 - past) * value
@@ -170,15 +194,16 @@ def gradient_variance(gradients: ArrayLike, full_gradient: ArrayLike | None = No
 
     Args:
         gradients: the gradients of independent micro-batches, shape (micro-batches, parameters).
-        full_gradient: the gradient of the full data set, shape (parameters,). None: the mean of the gradients is used
-            instead, and the sum of squares is divided by their number minus 1.
+        full_gradient: the gradient of the full data set, shape (parameters,). None: the mean of the
+            gradients is used instead, and the sum of squares is divided by their number minus 1.
 
     Returns:
-        The sum of the variances of all parameters, that is the trace of the covariance matrix of a micro-batch's
-        gradient. Multiplied by the micro-batch size, it is that of one example.
+        The sum of the variances of all parameters, that is the trace of the covariance matrix of a
+        micro-batch's gradient. Multiplied by the micro-batch size, it is that of one example.
 
     Raises:
-        ValueError: the gradients are not finite, the shapes do not match, or there is only one gradient to compare.
+        ValueError: the gradients are not finite, the shapes do not match, or there is only one
+            gradient to compare.
 
     Example:
         >>> float(gradient_variance([[1.0, 0.0], [3.0, 0.0]])), float(gradient_variance([[1.0, 0.0]], [0.0, 2.0]))
@@ -188,14 +213,16 @@ def gradient_variance(gradients: ArrayLike, full_gradient: ArrayLike | None = No
     if full_gradient is None:
         if len(gradients) < 2:
             raise ValueError(
-                f"gradient_variance needs 2 gradients or more, or full_gradient. Received: {len(gradients)}"
+                "gradient_variance needs 2 gradients or more, or full_gradient. Received: "
+                f"{len(gradients)}"
             )
         return ((gradients - gradients.mean(axis=0)) ** 2).sum() / (len(gradients) - 1)
     return ((gradients - _like(full_gradient, gradients)) ** 2).sum() / len(gradients)
 
 
 def cosines(gradients: ArrayLike, full_gradient: ArrayLike) -> np.ndarray:
-    """The cosine of the angle between each gradient and that of the full data set: 1 parallel, 0 perpendicular.
+    """The cosine of the angle between each gradient and that of the full data set: 1 parallel, 0
+    perpendicular.
 
     Args:
         gradients: shape (micro-batches, parameters).
@@ -221,7 +248,9 @@ def _array(name: str, values: ArrayLike, axes: tuple[str, str]) -> np.ndarray:
     values = np.asarray(values, np.float64)
     if values.ndim != 2 or not values.size or not np.isfinite(values).all():
         received = values.shape if np.isfinite(values).all() else "values that are not finite"
-        raise ValueError(f"{name} must be finite, of the shape ({', '.join(axes)}). Received: {received}")
+        raise ValueError(
+            f"{name} must be finite, of the shape ({', '.join(axes)}). Received: {received}"
+        )
     return values
 
 
@@ -229,7 +258,8 @@ def _like(full_gradient: ArrayLike, gradients: np.ndarray) -> np.ndarray:
     full = np.asarray(full_gradient, np.float64)
     if full.shape != gradients.shape[1:]:
         raise ValueError(
-            f"full_gradient must have the gradients' shape, ({gradients.shape[1]},). Received: {full.shape}"
+            f"full_gradient must have the gradients' shape, ({gradients.shape[1]},). Received: "
+            f"{full.shape}"
         )
     return full
 
@@ -249,45 +279,54 @@ def check_windows(
         The values and the weights, each of shape (updates, k).
 
     Raises:
-        ValueError: the shapes differ, a value is not finite, a weight is negative, or no window has two micro-batches.
+        ValueError: the shapes differ, a value is not finite, a weight is negative, or no window has
+            two micro-batches.
     """
     values = np.asarray(values, np.float64)
-    weights = np.where(np.isnan(values), 0.0, 1.0) if weights is None else np.asarray(weights, np.float64)
+    weights = (
+        np.where(np.isnan(values), 0.0, 1.0) if weights is None else np.asarray(weights, np.float64)
+    )
     if values.ndim != 2 or values.shape != weights.shape or not len(values):
         raise ValueError(
-            f"{name} and weights must have the shape (updates, k). Received: {values.shape}, {weights.shape}"
+            f"{name} and weights must have the shape (updates, k). Received: {values.shape}, "
+            f"{weights.shape}"
         )
     bad = (weights < 0).any(axis=1) | ~(weights.sum(axis=1) > 0)
     if bad.any():
         first = int(bad.argmax())
         raise ValueError(
-            f"weights must be 0 or more, and not all 0 in any window. Received: {weights[first].tolist()} in window "
-            f"{first}"
+            "weights must be 0 or more, and not all 0 in any window. Received: "
+            f"{weights[first].tolist()} in window {first}"
         )
     bad = ((weights > 0) & ~np.isfinite(values)).any(axis=1)
     if bad.any():
         first = int(bad.argmax())
         raise ValueError(
-            f"{name} must be finite for every micro-batch with a weight above 0. Received: {values[first].tolist()} in "
-            f"window {first}"
+            f"{name} must be finite for every micro-batch with a weight above 0. Received: "
+            f"{values[first].tolist()} in window {first}"
         )
     most = int((weights > 0).sum(axis=1).max())
     if most < 2:
         raise ValueError(
-            f"{caller} needs windows of 2 micro-batches or more, since a single one does not show its noise. "
-            f"Received: k = {most}"
+            f"{caller} needs windows of 2 micro-batches or more, since a single one does not show "
+            f"its noise. Received: k = {most}"
         )
     return np.where(weights > 0, values, 0.0), weights
 
 
 def _check_smoothing(smoothing: Any) -> None:
-    if isinstance(smoothing, bool) or not isinstance(smoothing, (int, float)) or not 0 <= smoothing < 1:
+    if (
+        isinstance(smoothing, bool)
+        or not isinstance(smoothing, (int, float))
+        or not 0 <= smoothing < 1
+    ):
         raise ValueError(f"smoothing must be a number from 0 to below 1. Received: {smoothing!r}")
 
 
 def _std_interval(samples: np.ndarray) -> tuple[float, float]:
     """The 95 % confidence interval of a standard deviation, from the samples' fourth moment."""
-    n, squares = len(samples), (samples - samples.mean()) ** 2
+    n = len(samples)
+    squares = (samples - samples.mean()) ** 2
     variance = squares.sum() / (n - 1)
     if variance == 0:
         return 0.0, 0.0

@@ -1,4 +1,5 @@
-"""Every private part of Keras that gradlab uses, and one of TensorFlow. Tested with the oldest and the newest Keras.
+"""Every private part of Keras that gradlab uses, and one of TensorFlow. Tested with the oldest and
+the newest Keras.
 
 Each function says why the public API is not enough. Checked with Keras 3.14 and 3.15.
 """
@@ -24,18 +25,20 @@ from gradlab._batches import map_tensors, spec_of
 
 
 class RecordingScope(keras.StatelessScope):
-    """A stateless scope that keeps to the rules of `tf.Variable`, and records which variables were assigned.
+    """A stateless scope that keeps to the rules of `tf.Variable`, and records which variables were
+    assigned.
 
-    `keras.StatelessScope` is public, but inside it an assigned value passes on its gradient, which a `tf.Variable` does
-    not. Here gradients of a trainable variable, whatever was assigned to it, are gradients of the variable. Each
-    assignment inside the scope calls `add_update`.
+    `keras.StatelessScope` is public, but inside it an assigned value passes on its gradient, which
+    a `tf.Variable` does not. Here gradients of a trainable variable, whatever was assigned to it,
+    are gradients of the variable. Each assignment inside the scope calls `add_update`.
 
     Args:
         mapping: pairs (variable, value to begin with). Other variables begin with their own value.
-        shift: an integer scalar: other random seeds begin with a number that is so much larger. None: with their own.
+        shift: an integer scalar: other random seeds begin with a number that is so much larger.
+            None: with their own.
 
-        direct: variables that are assigned in loops, branches or functions inside the scope, whose values cannot leave
-            these: they are assigned at once.
+        direct: variables that are assigned in loops, branches or functions inside the scope, whose
+            values cannot leave these: they are assigned at once.
 
     Attributes:
         assigned: for each id(variable): (the variable, the number of assignments).
@@ -45,7 +48,8 @@ class RecordingScope(keras.StatelessScope):
 
     def __init__(self, mapping: list[tuple], shift: tf.Tensor | None = None, direct: Iterable = ()):
         super().__init__([(v, _as_assigned(v, value)) for v, value in mapping], collect_losses=True)
-        self._shift, self._graph = shift, _graph()
+        self._shift = shift
+        self._graph = _graph()
         self.assigned: dict[int, tuple] = {}
         self.direct = {id(variable): variable for variable in direct}
         self.callers: list = []
@@ -63,7 +67,8 @@ class RecordingScope(keras.StatelessScope):
         super().add_update((variable, _as_assigned(variable, value)))
 
     def get_current_value(self, variable: Any) -> Any:
-        """The value of a variable. Regularization losses need it for variables without a value in this scope too."""
+        """The value of a variable. Regularization losses need it for variables without a value in
+        this scope too."""
         value = super().get_current_value(variable)
         if value is not None and id(variable) not in self.direct:
             return value
@@ -80,11 +85,14 @@ def _graph() -> Any:
 def variable_of_handle(handle: tf.Tensor) -> tf.DType | None:
     """The type of the variable behind a resource; None for another resource, such as a table."""
     shown = getattr(handle, "_handle_data", None)
-    return tf.as_dtype(shown.shape_and_type[0].dtype) if shown is not None and shown.is_set else None
+    return (
+        tf.as_dtype(shown.shape_and_type[0].dtype) if shown is not None and shown.is_set else None
+    )
 
 
 def _as_assigned(variable: Any, value: Any) -> Any:
-    """The value of a variable after an assignment: the gradient stops, or is that of the variable if it is trained."""
+    """The value of a variable after an assignment: the gradient stops, or is that of the variable
+    if it is trained."""
     value = tf.stop_gradient(value)
     if not variable.trainable or not value.dtype.is_floating:
         return value
@@ -95,14 +103,18 @@ def _as_assigned(variable: Any, value: Any) -> Any:
 class LossOfOutputs(CompileLoss):
     """Gives each output its loss, by the rules of `compile`, after each loss was replaced.
 
-    The rules are private: nested structures, names of outputs, losses named by their shapes ("crossentropy").
+    The rules are private: nested structures, names of outputs, losses named by their shapes
+    ("crossentropy").
 
     Args:
-        loss, loss_weights, output_names: as for `keras.Model.compile`, and the names of the model's outputs.
+        loss, loss_weights, output_names: as for `keras.Model.compile`, and the names of the model's
+            outputs.
         replace: a function (Keras loss, loss weight) -> the loss that is called instead.
     """
 
-    def __init__(self, loss: Any, loss_weights: Any, output_names: list[str] | None, replace: Callable):
+    def __init__(
+        self, loss: Any, loss_weights: Any, output_names: list[str] | None, replace: Callable
+    ):
         super().__init__(loss, loss_weights, output_names=output_names)
         self._flat_losses: Any
         self._replace = replace
@@ -114,7 +126,9 @@ class LossOfOutputs(CompileLoss):
     def build(self, y_true: Any, y_pred: Any) -> None:
         super().build(y_true, y_pred)
         self._flat_losses = [
-            one._replace(loss=self._replace(one.loss, 1.0 if one.loss_weights is None else one.loss_weights))
+            one._replace(
+                loss=self._replace(one.loss, 1.0 if one.loss_weights is None else one.loss_weights)
+            )
             for one in self._flat_losses
         ]
 
@@ -133,28 +147,33 @@ def compiled_loss(model: keras.Model) -> tuple:
 
 
 def never_build_loss(model: keras.Model) -> None:
-    """Keeps Keras from calling the compiled loss to find out what it needs: it cannot pass on several outputs."""
+    """Keeps Keras from calling the compiled loss to find out what it needs: it cannot pass on
+    several outputs."""
     model._compile_loss.built = True
 
 
 def compute_loss(model: keras.Model, *args: Any, training: bool) -> Any:
-    """The result of the model's own `compute_loss`, whether or not it takes the argument `training`."""
+    """The result of the model's own `compute_loss`, whether or not it takes the argument
+    `training`."""
     return model._compute_loss(*args, training=training)
 
 
 def forget_added_losses(model: keras.Model) -> None:
-    """Lets layers forget which losses they added before: they know them by `id`, which Python gives away again."""
+    """Lets layers forget which losses they added before: they know them by `id`, which Python gives
+    away again."""
     for layer in model._flatten_layers():
         layer._loss_ids.clear()
 
 
 def layer_that_added(model: keras.Model, loss: Any) -> Any:
-    """The layer that added a loss, or the model. The scope that collects losses does not keep it."""
+    """The layer that added a loss, or the model. The scope that collects losses does not keep
+    it."""
     return next((layer for layer in model._flatten_layers() if id(loss) in layer._loss_ids), model)
 
 
 def adds_means(layer: Any) -> bool:
-    """Whether all losses that a layer adds are Keras' own activity regularization, a mean over the examples.
+    """Whether all losses that a layer adds are Keras' own activity regularization, a mean over the
+    examples.
 
     Only Keras' own layers are sure to add nothing else.
     """
@@ -166,18 +185,22 @@ def adds_means(layer: Any) -> bool:
 def metrics_of(model: keras.Model) -> list:
     """All metrics of a model, one by one. Keras puts those of `compile` into one object."""
     return [
-        one for metric in model.metrics for one in (metric.metrics if isinstance(metric, CompileMetrics) else [metric])
+        one
+        for metric in model.metrics
+        for one in (metric.metrics if isinstance(metric, CompileMetrics) else [metric])
     ]
 
 
 def outputs_of(model: keras.Model, x: Any, training: bool) -> Any:
-    """The outputs of a model, which learns of training only if its `call` takes that argument, as in Keras' steps."""
+    """The outputs of a model, which learns of training only if its `call` takes that argument, as
+    in Keras' steps."""
     return model(x, training=training) if model._call_has_training_arg else model(x)
 
 
 @contextlib.contextmanager
 def frozen_metrics(model: keras.Model, but: Collection | None = None) -> Iterator[None]:
-    """Lets `update_state` of the model's metrics do nothing, so that `compute_metrics` shows their results.
+    """Lets `update_state` of the model's metrics do nothing, so that `compute_metrics` shows their
+    results.
 
     Given some metrics, only those and the metrics of the model itself are updated.
     """
@@ -211,7 +234,8 @@ def loss_names(model: keras.Model) -> list[str]:
 def create_global_seed() -> None:
     """Creates the variable behind random numbers without a seed of their own, unless it exists.
 
-    No model owns it, and a stateless scope, in which Keras would create it, must not create variables.
+    No model owns it, and a stateless scope, in which Keras would create it, must not create
+    variables.
     """
     state = random.getstate()
     with tf.init_scope():
@@ -220,18 +244,24 @@ def create_global_seed() -> None:
 
 
 def function_of_loss(loss: keras.losses.Loss) -> tuple[Callable | None, dict]:
-    """The function behind a built-in loss and its arguments: tells what kind of labels the loss expects."""
+    """The function behind a built-in loss and its arguments: tells what kind of labels the loss
+    expects."""
     return getattr(loss, "fn", None), getattr(loss, "_fn_kwargs", {})
 
 
 def is_by_example(loss: keras.losses.Loss) -> bool:
-    """Whether a loss is one of Keras' own that give each example a loss of its own: all but the circle loss.
+    """Whether a loss is one of Keras' own that give each example a loss of its own: all but the
+    circle loss.
 
     An axis may still lie over the batch. A subclass with a `call` of its own is not Keras'.
     """
     function = function_of_loss(loss)[0]
     own = getattr(function, "__module__", None) == keras.losses.mean_squared_error.__module__
-    return own and getattr(type(loss), "call", None) is LossFunctionWrapper.call and not relates_examples(loss)
+    return (
+        own
+        and getattr(type(loss), "call", None) is LossFunctionWrapper.call
+        and not relates_examples(loss)
+    )
 
 
 def relates_examples(loss: keras.losses.Loss) -> bool:
@@ -245,7 +275,8 @@ def uses_onednn() -> bool:
 
 
 def same_rank(one: Any, other: Any) -> tuple:
-    """Both tensors with the same rank, by the rule with which Keras aligns masks, weights and losses."""
+    """Both tensors with the same rank, by the rule with which Keras aligns masks, weights and
+    losses."""
     return squeeze_or_expand_to_same_rank(one, other)
 
 
@@ -257,16 +288,21 @@ def _unless_undivided(function: Callable) -> Callable:
 
 
 loss_module.scale_loss_for_distribution = _unless_undivided(loss_module.scale_loss_for_distribution)
-loss_module.unscale_loss_for_distribution = _unless_undivided(loss_module.unscale_loss_for_distribution)
+loss_module.unscale_loss_for_distribution = _unless_undivided(
+    loss_module.unscale_loss_for_distribution
+)
 
 
 @contextlib.contextmanager
 def undivided_losses() -> Iterator[None]:
-    """Keeps Keras, in this thread, from dividing losses by the number of replicas to prepare a sum over them.
+    """Keeps Keras, in this thread, from dividing losses by the number of replicas to prepare a sum
+    over them.
 
-    It divides means over the examples, but no loss that is one number for a batch: a result does not show which it is.
+    It divides means over the examples, but no loss that is one number for a batch: a result does
+    not show which it is.
     """
-    before, _undivided.on = getattr(_undivided, "on", False), True
+    before = getattr(_undivided, "on", False)
+    _undivided.on = True
     try:
         yield
     finally:
@@ -284,12 +320,17 @@ def layers_of(model: keras.Model) -> list:
 
 
 def variables_not_created() -> list[str]:
-    """The paths of variables that layers wanted to create inside a stateless scope, which only leaves them waiting."""
-    return [variable.path for variable in global_state.get_global_attribute("uninitialized_variables") or []]
+    """The paths of variables that layers wanted to create inside a stateless scope, which only
+    leaves them waiting."""
+    return [
+        variable.path
+        for variable in global_state.get_global_attribute("uninitialized_variables") or []
+    ]
 
 
 def is_seed_state(variable: Any) -> bool:
-    """Whether a variable is the state of a `keras.random.SeedGenerator`, which only its name shows."""
+    """Whether a variable is the state of a `keras.random.SeedGenerator`, which only its name
+    shows."""
     return variable.name == "seed_generator_state"
 
 
@@ -306,7 +347,8 @@ def take_gradients_as_summed(optimizer: Any) -> None:
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     if not hasattr(optimizer, "_all_reduce_sum_gradients"):
         raise ValueError(
-            f"Several replicas need a Keras optimizer, such as keras.optimizers.Adam. Received: {optimizer!r}"
+            "Several replicas need a Keras optimizer, such as keras.optimizers.Adam. Received: "
+            f"{optimizer!r}"
         )
     optimizer._all_reduce_sum_gradients = list
 
@@ -317,17 +359,19 @@ def loss_tracker(model: keras.Model) -> keras.Metric:
 
 
 def term_trackers(model: keras.Model) -> list:
-    """The metrics of each output's own loss, in the order of the loss' terms; empty for a single output."""
+    """The metrics of each output's own loss, in the order of the loss' terms; empty for a single
+    output."""
     return model._compile_loss.metrics if model._compile_loss is not None else []
 
 
 def build_from_batch(model: keras.Model, data: tuple, training: bool) -> None:
     """Creates the variables of the model and its metrics, and to train those of its optimizer.
 
-    Data is (x, y, sample_weight), or the types of these. `_symbolic_build` of Keras does the same, but not for sparse
-    and ragged tensors.
+    Data is (x, y, sample_weight), or the types of these. `_symbolic_build` of Keras does the same,
+    but not for sparse and ragged tensors.
     """
-    loss, metrics = model._compile_loss, model._compile_metrics
+    loss = model._compile_loss
+    metrics = model._compile_metrics
     layers_are_built = all(layer.built for layer in model._flatten_layers())
     if not (layers_are_built and all(one is None or one.built for one in (loss, metrics))):
 
@@ -357,8 +401,10 @@ def _placeholder(spec: tf.TypeSpec) -> Any:
 
 @contextlib.contextmanager
 def without_xla(model: keras.Model) -> Iterator[None]:
-    """Keeps Keras from compiling a whole step with XLA; setting `jit_compile` itself would change the saved model."""
-    kept, model._jit_compile = model.jit_compile, False
+    """Keeps Keras from compiling a whole step with XLA; setting `jit_compile` itself would change
+    the saved model."""
+    kept = model.jit_compile
+    model._jit_compile = False
     try:
         yield
     finally:

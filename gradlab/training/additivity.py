@@ -1,11 +1,13 @@
-"""Whether losses are what they are said to be: compared in the first windows, for examples and their halves.
+"""Whether losses are what they are said to be: compared in the first windows, for examples and
+their halves.
 
-A loss that is one number for a batch, of a layer or of the model's own `compute_loss`, is said to be a mean or a sum
-over the examples. Then the mean of the halves' numbers, weighted by their sizes, or their sum, must be the number of
-all examples. A load-balancing loss, the product of two means, is neither.
+A loss that is one number for a batch, of a layer or of the model's own `compute_loss`, is said to
+be a mean or a sum over the examples. Then the mean of the halves' numbers, weighted by their sizes,
+or their sum, must be the number of all examples. A load-balancing loss, the product of two means,
+is neither.
 
-A loss function that returns a value for each example must not use the other examples, as a contrastive loss does: the
-sum of its values must be the sum of the halves' sums.
+A loss function that returns a value for each example must not use the other examples, as a
+contrastive loss does: the sum of its values must be the sum of the halves' sums.
 """
 
 from collections.abc import Callable
@@ -14,7 +16,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from gradlab._batches import examples_of, map_tensors, rows_of, spec_of, spread_rows, tensors_of, unequal_weights
+from gradlab._batches import (
+    examples_of,
+    map_tensors,
+    rows_of,
+    spec_of,
+    spread_rows,
+    tensors_of,
+    unequal_weights,
+)
 from gradlab.training import _keras_internals as internals
 from gradlab.training.objective import Objective
 from gradlab.training.state import stateful_draws
@@ -23,18 +33,21 @@ from gradlab.training.tracing import Dependence
 UNKNOWN, MEAN, SUM, NEITHER, RANDOM = range(5)
 KINDS = {"mean": MEAN, "sum": SUM}
 MOST_LOSSES = 4096  # of one model: how many are added is known only when the function is traced
-WINDOWS = 3  # that must tell the same: one alone may have equal labels or weights, or a factor that is still 0
+# That must tell the same: one alone may have equal labels or weights, or a factor that is still 0
+WINDOWS = 3
 
 RANDOM_WARNING = (
-    "{name} draws random numbers, so gradlab cannot check that an example's loss does not depend on the other examples."
+    "{name} draws random numbers, so gradlab cannot check that an example's loss does not depend "
+    "on the other examples."
 )
 RULE = (
-    '{name} must be a {reduction} over the examples, as batch_losses="{reduction}" says; its values for some examples '
-    "and for their two halves are not. Received:"
+    '{name} must be a {reduction} over the examples, as batch_losses="{reduction}" says; its '
+    "values for some examples and for their two halves are not. Received:"
 )
 OTHERS_RULE = (
-    "{name} must give each example a loss that does not depend on the other examples of the batch; the sum of its "
-    "values for some examples is not that of their two halves (gradlab.WholeBatch computes such a loss). Received:"
+    "{name} must give each example a loss that does not depend on the other examples of the "
+    "batch; the sum of its values for some examples is not that of their two halves "
+    "(gradlab.WholeBatch computes such a loss). Received:"
 )
 
 
@@ -42,31 +55,40 @@ class Additivity:
     """Compares losses with what they are said to be, in the first windows that tell."""
 
     def __init__(self):
-        self._kinds: Any = None  # a variable, once it is built; its last element counts the windows that told
+        # A variable, once it is built; its last element counts the windows that told
+        self._kinds: Any = None
         self._is_settled = False
 
     def build(self) -> None:
-        """Creates the variable that remembers; with several replicas, call it in the strategy's scope."""
+        """Creates the variable that remembers; with several replicas, call it in the strategy's
+        scope."""
         if self._kinds is None:
             with tf.init_scope():
                 self._kinds = tf.Variable(
                     tf.fill([MOST_LOSSES + 1], UNKNOWN),
                     trainable=False,
-                    synchronization=tf.VariableSynchronization.ON_READ,  # each replica finds out by itself
+                    # Each replica finds out by itself
+                    synchronization=tf.VariableSynchronization.ON_READ,
                     aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
                 )
 
     def check(
-        self, names: list[str], reductions: list[str], losses: Callable, batch: tuple, microbatch_size: Any
+        self,
+        names: list[str],
+        reductions: list[str],
+        losses: Callable,
+        batch: tuple,
+        microbatch_size: Any,
     ) -> tf.Tensor:
         """Fails when it is computed, if a loss is not what it is said to be.
 
         Args:
             names: the names of the losses.
-            reductions: what each is said to be: "mean", "sum", or "rows" for the sum of one value for each example.
-            losses: a function (batch) -> a function (whether to change the predictions) -> (the losses of the batch, of
-                the same batch once more, of its first half, of its second half, the relative rounding error to expect
-                of each), all of shape (losses,).
+            reductions: what each is said to be: "mean", "sum", or "rows" for the sum of one value
+                for each example.
+            losses: a function (batch) -> a function (whether to change the predictions) -> (the
+                losses of the batch, of the same batch once more, of its first half, of its second
+                half, the relative rounding error to expect of each), all of shape (losses,).
             batch: (x, y, sample_weight).
             microbatch_size: the examples of a micro-batch: the most that are looked at, or 2.
 
@@ -76,7 +98,8 @@ class Additivity:
         number = len(names)
         few = tf.minimum(examples_of(batch), tf.maximum(2, microbatch_size))
         remembered = self._kinds.read_value()
-        known, told = remembered[:number], remembered[MOST_LOSSES]
+        known = remembered[:number]
+        told = remembered[MOST_LOSSES]
 
         def compare():
             part = spread_rows((*batch[:2], unequal_weights(batch[2])), few)
@@ -85,7 +108,9 @@ class Additivity:
             kinds = _kinds(seen, few)
             unknown = kinds == UNKNOWN
             as_they_are = tf.cond(
-                tf.reduce_any(unknown), lambda: _kinds(of_part(False), few), lambda: tf.identity(kinds)
+                tf.reduce_any(unknown),
+                lambda: _kinds(of_part(False), few),
+                lambda: tf.identity(kinds),
             )
             kinds = tf.where(unknown, as_they_are, kinds)
             for i, (name, reduction) in enumerate(zip(names, reductions)):
@@ -93,7 +118,9 @@ class Additivity:
                 said = KINDS.get(reduction, SUM)
                 is_right = (kinds[i] == said) | (kinds[i] == UNKNOWN) | (kinds[i] == RANDOM)
                 rule = OTHERS_RULE if reduction == "rows" else RULE
-                tf.debugging.Assert(is_right, [rule.format(name=name, reduction=reduction), numbers])
+                tf.debugging.Assert(
+                    is_right, [rule.format(name=name, reduction=reduction), numbers]
+                )
             kinds = tf.where(known == RANDOM, known, kinds)
             now = told + tf.cast(tf.reduce_all(kinds != UNKNOWN), told.dtype)
             return tf.concat([kinds, tf.fill([MOST_LOSSES - number], UNKNOWN), [now]], 0)
@@ -101,16 +128,24 @@ class Additivity:
         return tf.cond((told < WINDOWS) & (few > 1), compare, lambda: remembered)
 
     def remember(self, found: tf.Tensor) -> None:
-        """Keeps what `check` found, once the window counts: one that is only tried, or fails, does not."""
+        """Keeps what `check` found, once the window counts: one that is only tried, or fails, does
+        not."""
         self._kinds.assign(found)
 
     def warnings(self, names: list[str], reductions: list[str]) -> list[str]:
-        """A warning for each of these losses that cannot be compared, once all others are settled."""
+        """A warning for each of these losses that cannot be compared, once all others are
+        settled."""
         if self._kinds is None or self._is_settled:
             return []
-        *kinds, told = tf.distribute.get_strategy().experimental_local_results(self._kinds)[0].numpy().tolist()
+        *kinds, told = (
+            tf.distribute.get_strategy().experimental_local_results(self._kinds)[0].numpy().tolist()
+        )
         self._is_settled = told >= WINDOWS
-        drawing = [name for name, kind, one in zip(names, kinds, reductions) if kind == RANDOM and one == "rows"]
+        drawing = [
+            name
+            for name, kind, one in zip(names, kinds, reductions)
+            if kind == RANDOM and one == "rows"
+        ]
         return [RANDOM_WARNING.format(name=name) for name in sorted(set(drawing))]
 
 
@@ -126,10 +161,11 @@ def rounding(dtype: tf.DType) -> float:
 
 
 def moved(predictions: Any, is_moved: Any) -> Any:
-    """Predictions that are a little different, element by element, if is_moved; those in [0, 1] stay in it.
+    """Predictions that are a little different, element by element, if is_moved; those in [0, 1]
+    stay in it.
 
-    The model's own may say nothing of a loss: where it is zero, as at the start, or where its parts cancel, as in the
-    sum of normalized outputs, which leaves only rounding errors.
+    The model's own may say nothing of a loss: where it is zero, as at the start, or where its parts
+    cancel, as in the sum of normalized outputs, which leaves only rounding errors.
     """
 
     def move(tensor):
@@ -163,30 +199,44 @@ def _kinds(seen: tuple, examples: tf.Tensor) -> tf.Tensor:
 
 
 class Halves:
-    """The losses of a batch, of the same batch once more, and of its halves, as `Additivity.check` asks for them.
+    """The losses of a batch, of the same batch once more, and of its halves, as `Additivity.check`
+    asks for them.
 
-    If layers add losses, each part has a forward pass of its own; it is traced once for all of them. Otherwise the
-    parts share one forward pass, so it does not matter whether the model draws random numbers.
+    If layers add losses, each part has a forward pass of its own; it is traced once for all of
+    them. Otherwise the parts share one forward pass, so it does not matter whether the model draws
+    random numbers.
 
     Args:
         model: the model.
         objective: its loss.
-        scope: a function (shift) -> a scope for a forward pass, whose random numbers depend on the integer.
+        scope: a function (shift) -> a scope for a forward pass, whose random numbers depend on the
+            integer.
         training: whether to train the model or to evaluate it.
         adding: whether layers add losses.
         dtype: the type of the losses.
     """
 
     def __init__(
-        self, model: keras.Model, objective: Objective, scope: Callable, training: bool, adding: bool, dtype: Any
+        self,
+        model: keras.Model,
+        objective: Objective,
+        scope: Callable,
+        training: bool,
+        adding: bool,
+        dtype: Any,
     ):
-        self._model, self._objective, self._scope, self._training = model, objective, scope, training
-        self._adding, self._dtype = adding, dtype
+        self._model = model
+        self._objective = objective
+        self._scope = scope
+        self._training = training
+        self._adding = adding
+        self._dtype = dtype
         self._near: list[float] = []
         self._random: list[bool] = []  # whether each loss draws random numbers
 
     def __call__(self, batch: tuple) -> Callable[[bool], tuple]:
-        """A function (whether to change the predictions) -> the losses of a batch and its parts, as a tuple."""
+        """A function (whether to change the predictions) -> the losses of a batch and its parts, as
+        a tuple."""
         halves = both_halves(examples_of(batch))
         if self._adding:
             whole = tf.function(self._of_model, autograph=False)
@@ -199,7 +249,8 @@ class Halves:
                     whole(_part(batch, rows), tf.constant(is_moved), tf.constant(shift))
                     for shift, rows in enumerate((None, None, *halves))
                 ]
-                # Operations that draw with a seed of TensorFlow's draw the same numbers in each of these calls.
+                # Operations that draw with a seed of TensorFlow's draw the same numbers in each of
+                # these calls.
                 found[1] = tf.where(self._random, tf.constant(float("nan"), self._dtype), found[1])
                 return *found, self._near
 
@@ -210,10 +261,17 @@ class Halves:
 
         def of_loss(is_moved):
             predicted = moved(y_pred, is_moved)
-            parts = [predicted, predicted, *(_predictions(predicted, rows, known) for rows in halves)]
+            parts = [
+                predicted,
+                predicted,
+                *(_predictions(predicted, rows, known) for rows in halves),
+            ]
             with self._scope(0):
                 each = zip((None, None, *halves), parts)
-                found = [self._stacked(self._objective.one_by_one(_part(batch, rows), y, [])) for rows, y in each]
+                found = [
+                    self._stacked(self._objective.one_by_one(_part(batch, rows), y, []))
+                    for rows, y in each
+                ]
             return *found, self._near
 
         return of_loss
@@ -237,7 +295,8 @@ def _part(batch: tuple, rows: slice | None) -> tuple:
 
 
 def _predictions(y_pred: Any, rows: slice, known: int | None) -> Any:
-    """Some rows of predictions and of their masks, for a batch whose number of examples may be known.
+    """Some rows of predictions and of their masks, for a batch whose number of examples may be
+    known.
 
     What is known to have another number of rows stays whole.
     """
@@ -245,7 +304,8 @@ def _predictions(y_pred: Any, rows: slice, known: int | None) -> Any:
     def cut(tensor):
         if not tensor.shape.rank or tensor.shape[0] != known:
             return tensor
-        part, mask = rows_of(tensor, rows), internals.mask_of(tensor)
+        part = rows_of(tensor, rows)
+        mask = internals.mask_of(tensor)
         if mask is not None:
             internals.set_mask(part, rows_of(mask, rows))
         return part

@@ -1,4 +1,5 @@
-"""The steps of `fit` with microbatch_size="auto": the batch is at hand, so that it can be computed again."""
+"""The steps of `fit` with microbatch_size="auto": the batch is at hand, so that it can be computed
+again."""
 
 import weakref
 from collections.abc import Callable, Iterator
@@ -32,7 +33,11 @@ class AutoSteps:
         size: AutoSize,
         say: Callable[[str], None],
     ):
-        self._model, self._made, self._update, self._size, self._say = model, made, update, size, say
+        self._model = model
+        self._made = made
+        self._update = update
+        self._size = size
+        self._say = say
         self._repeatable: RepeatableStep | None = None
         self._iterator: Callable[[], Any] = lambda: None
 
@@ -58,7 +63,8 @@ class AutoSteps:
         if not is_dataset or strategy.num_replicas_in_sync > 1 or self._model.run_eagerly:
             batch = self._chosen(next(data))
             return self._size.run(lambda: self._made(iter([batch])))
-        batch, is_new = None, self._iterator() is not data
+        batch = None
+        is_new = self._iterator() is not data
         if self._size.chosen is None or (is_new and self._size.may_change):
             batch = next(data)
             self._chosen(batch)
@@ -71,7 +77,9 @@ class AutoSteps:
         strategy = self._model.distribute_strategy
         batch = keras.tree.map_structure(without_optional, batch)
         if self._size.may_change:
-            local = keras.tree.map_structure(lambda part: strategy.experimental_local_results(part)[0], batch)
+            local = keras.tree.map_structure(
+                lambda part: strategy.experimental_local_results(part)[0], batch
+            )
             first = map_tensors(as_tensor, keras.utils.unpack_x_y_sample_weight(local))
             if self._size.wants(first, strategy):
                 self._say(self._size.choose(self._update, first, strategy))
@@ -83,17 +91,21 @@ class AutoSteps:
             self._iterator = weakref.ref(data)
             if self._repeatable is None or data.element_spec != self._repeatable.element_spec:
                 strategy = self._model.distribute_strategy
-                self._repeatable = RepeatableStep(self._step_of_size, self._size, strategy, data.element_spec)
+                self._repeatable = RepeatableStep(
+                    self._step_of_size, self._size, strategy, data.element_spec
+                )
         return self._repeatable
 
     def _step_of_size(self, batch: Any, size: int) -> Any:
-        """A step in graph mode, for a size that TensorFlow knows: it computes a single micro-batch without a loop."""
+        """A step in graph mode, for a size that TensorFlow knows: it computes a single micro-batch
+        without a loop."""
         with self._update.of_size(size):
             return self._model.train_step(batch)
 
 
 class RepeatableStep:
-    """A step that fetches its batch in the same call from Python to TensorFlow, and keeps it, to be repeated with it.
+    """A step that fetches its batch in the same call from Python to TensorFlow, and keeps it, to be
+    repeated with it.
 
     Variables hold the batch until the next step. They share its memory, so nothing is copied.
 
@@ -105,9 +117,16 @@ class RepeatableStep:
     """
 
     def __init__(
-        self, step: Callable[[Any, int], Any], size: AutoSize, strategy: tf.distribute.Strategy, element_spec: Any
+        self,
+        step: Callable[[Any, int], Any],
+        size: AutoSize,
+        strategy: tf.distribute.Strategy,
+        element_spec: Any,
     ):
-        self.element_spec, self._step, self._size, self._strategy = element_spec, step, size, strategy
+        self.element_spec = element_spec
+        self._step = step
+        self._size = size
+        self._strategy = strategy
         self._specs = keras.tree.map_structure(
             lambda spec: None if isinstance(spec, tf.OptionalSpec) else spec, element_spec
         )
@@ -120,7 +139,8 @@ class RepeatableStep:
             ]
             self._fetched = tf.Variable(0, trainable=False, dtype=tf.int64)
         self._seen = 0  # the same number, without asking TensorFlow
-        self._compiled: dict[bool, CompiledStep] = {}  # True: for the next batch; False: for the one that is kept
+        # True: for the next batch; False: for the one that is kept
+        self._compiled: dict[bool, CompiledStep] = {}
         self._compiled_size: int | None = None
 
     def iterator_over(self, batch: Any) -> tf.data.Iterator:
@@ -131,8 +151,8 @@ class RepeatableStep:
     def attempts(self, iterator: tf.data.Iterator) -> Iterator[Callable[[], Any]]:
         """Functions () -> results: the first for the next batch, all others to repeat it.
 
-        The first one raises tf.errors.OutOfRangeError if there is no more batch, and MemoryError if memory ran out
-        while it was fetched.
+        The first one raises tf.errors.OutOfRangeError if there is no more batch, and MemoryError if
+        memory ran out while it was fetched.
         """
         yield lambda: self._first(iterator)
         while True:
@@ -143,24 +163,31 @@ class RepeatableStep:
         size: Any = self._size.chosen
 
         def run(batch):
-            # What does not need the batch waits for it too: if it fails, the batch is there to repeat the step.
+            # What does not need the batch waits for it too: if it fails, the batch is there to
+            # repeat the step.
             with tf.control_dependencies(_parts(batch)):
                 return self._step(batch, size)
 
         if self._compiled_size != size:
-            self._compiled, self._compiled_size = {}, size
+            self._compiled = {}
+            self._compiled_size = size
         if is_new not in self._compiled:
-            self._compiled[is_new] = CompiledStep(run, self._strategy, self._next if is_new else self._again)
+            self._compiled[is_new] = CompiledStep(
+                run, self._strategy, self._next if is_new else self._again
+            )
         return self._compiled[is_new]
 
     def _first(self, iterator: tf.data.Iterator) -> Any:
         try:
             found = self._now(is_new=True)(iterator)
-        except BaseException as error:  # one that comes from the keyboard too: the batch may have been fetched
-            before, self._seen = self._seen, int(self._fetched.numpy())
+        # One that comes from the keyboard too: the batch may have been fetched
+        except BaseException as error:
+            before = self._seen
+            self._seen = int(self._fetched.numpy())
             if isinstance(error, tf.errors.OutOfRangeError):
                 for variable in self._kept:
-                    variable.assign(tf.zeros([0], variable.dtype))  # an epoch's last batch need not stay in memory
+                    # An epoch's last batch need not stay in memory
+                    variable.assign(tf.zeros([0], variable.dtype))
             if isinstance(error, tf.errors.ResourceExhaustedError) and self._seen == before:
                 rule = "memory must hold a batch of the dataset"
                 raise MemoryError(f"{rule}. Received: one with which it ran out") from error
@@ -174,16 +201,24 @@ class RepeatableStep:
         with tf.control_dependencies(self._keep(batch)):
             counted = self._fetched.assign_add(1, read_value=False)
         with tf.control_dependencies([counted]):
-            return tf.nest.map_structure(lambda part: None if part is None else tf.identity(part), batch)
+            return tf.nest.map_structure(
+                lambda part: None if part is None else tf.identity(part), batch
+            )
 
     def _again(self, iterator: tf.data.Iterator) -> Any:
         """The batch that is kept."""
         parts = (variable.read_value() for variable in self._kept)
-        leaves = [leaf if leaf is None else tf.ensure_shape(next(parts), leaf.shape) for leaf in self._leaves]
+        leaves = [
+            leaf if leaf is None else tf.ensure_shape(next(parts), leaf.shape)
+            for leaf in self._leaves
+        ]
         return tf.nest.pack_sequence_as(self._specs, leaves, expand_composites=True)
 
     def _keep(self, batch: Any) -> list:
-        return [variable.assign(part, read_value=False) for variable, part in zip(self._kept, _parts(batch))]
+        return [
+            variable.assign(part, read_value=False)
+            for variable, part in zip(self._kept, _parts(batch))
+        ]
 
 
 def _parts(batch: Any) -> list[tf.Tensor]:

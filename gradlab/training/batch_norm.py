@@ -1,11 +1,13 @@
-"""Batch normalization in a window: its moving averages are updated once, from the whole window's statistics.
+"""Batch normalization in a window: its moving averages are updated once, from the whole window's
+statistics.
 
-Limitation: in training, a BatchNormalization layer normalizes each micro-batch by that micro-batch's own mean and
-variance. So the gradients differ from those of the large batch, and a warning says so.
+Limitation: in training, a BatchNormalization layer normalizes each micro-batch by that
+micro-batch's own mean and variance. So the gradients differ from those of the large batch, and a
+warning says so.
 
-What is preserved: the moving averages, which evaluation uses. They are updated once per update, with the mean and
-variance of all examples of the window on all replicas. If the layer's inputs do not depend on another
-BatchNormalization, these are exactly the large batch's.
+What is preserved: the moving averages, which evaluation uses. They are updated once per update,
+with the mean and variance of all examples of the window on all replicas. If the layer's inputs do
+not depend on another BatchNormalization, these are exactly the large batch's.
 """
 
 from collections.abc import Iterable
@@ -18,22 +20,25 @@ from gradlab.training import _keras_internals as internals
 from gradlab.training.replicas import sum_over_replicas
 
 WARNING = (
-    "{layers} normalizes each micro-batch by its own statistics, so this update is not the large batch's: the smaller "
-    "the micro-batch, the noisier. GroupNormalization and LayerNormalization do not depend on other examples. The "
-    "moving averages are updated once per update, from the whole window."
+    "{layers} normalizes each micro-batch by its own statistics, so this update is not the large "
+    "batch's: the smaller the micro-batch, the noisier. GroupNormalization and LayerNormalization "
+    "do not depend on other examples. The moving averages are updated once per update, from the "
+    "whole window."
 )
 
 
 class MovingAverages:
     """The moving averages of batch normalization layers over one window.
 
-    The layers run with moving averages of 0, so that the values they would assign are (1 - momentum) times the
-    micro-batch's own statistics. `add` joins these over the window's examples: the mean, and the sum of the squared
-    distances from it, so that no variance is a small difference of large numbers (Chan, Golub and LeVeque, 1983).
+    The layers run with moving averages of 0, so that the values they would assign are (1 -
+    momentum) times the micro-batch's own statistics. `add` joins these over the window's examples:
+    the mean, and the sum of the squared distances from it, so that no variance is a small
+    difference of large numbers (Chan, Golub and LeVeque, 1983).
 
     Args:
         layers: the layers that update their moving averages in training.
-        calls: for each layer, how often the model calls it. A shared layer updates its averages at each call.
+        calls: for each layer, how often the model calls it. A shared layer updates its averages at
+            each call.
     """
 
     def __init__(self, layers: list, calls: list[int]):
@@ -42,11 +47,16 @@ class MovingAverages:
         self.variables = [v for layer in layers for v in (layer.moving_mean, layer.moving_variance)]
 
     def zeros(self, dtype: Any) -> list:
-        """The statistics of an empty window: the number of examples, then for each layer its mean and its squares."""
-        return [tf.zeros([], dtype), *(tf.zeros(variable.shape, variable.dtype) for variable in self.variables)]
+        """The statistics of an empty window: the number of examples, then for each layer its mean
+        and its squares."""
+        return [
+            tf.zeros([], dtype),
+            *(tf.zeros(variable.shape, variable.dtype) for variable in self.variables),
+        ]
 
     def add(self, statistics: list, scope: keras.StatelessScope, examples: tf.Tensor) -> list:
-        """The statistics after one more micro-batch with a number of examples, which ran in that scope."""
+        """The statistics after one more micro-batch with a number of examples, which ran in that
+        scope."""
         total = tf.cast(statistics[0], tf.float64)
         more = tf.cast(examples, tf.float64)
         share = tf.math.divide_no_nan(more, total + more)
@@ -67,8 +77,12 @@ class MovingAverages:
         if not moments or tf.distribute.get_replica_context().num_replicas_in_sync == 1:
             return statistics
         means = moments[::2]
-        all_of_them, *sums = sum_over_replicas([total, *(tf.cast(total, mean.dtype) * mean for mean in means)])
-        means_of_all = [tf.math.divide_no_nan(each, tf.cast(all_of_them, each.dtype)) for each in sums]
+        all_of_them, *sums = sum_over_replicas(
+            [total, *(tf.cast(total, mean.dtype) * mean for mean in means)]
+        )
+        means_of_all = [
+            tf.math.divide_no_nan(each, tf.cast(all_of_them, each.dtype)) for each in sums
+        ]
         squares = sum_over_replicas(
             [
                 own + tf.cast(total, own.dtype) * (mean - of_all) ** 2
@@ -78,7 +92,8 @@ class MovingAverages:
         return [all_of_them, *(tensor for pair in zip(means_of_all, squares) for tensor in pair)]
 
     def assign(self, statistics: list) -> None:
-        """Updates each average once with the window's statistics; an empty window changes nothing."""
+        """Updates each average once with the window's statistics; an empty window changes
+        nothing."""
         total, *moments = statistics
         for i, (layer, decay) in enumerate(zip(self._layers, self._decays)):
             mean, squares = moments[2 * i : 2 * i + 2]
@@ -86,7 +101,9 @@ class MovingAverages:
             share = tf.where(count > 0, tf.constant(1 - decay, mean.dtype), tf.zeros_like(count))
             variance = tf.math.divide_no_nan(squares, count)
             layer.moving_mean.assign(layer.moving_mean.value * (1 - share) + share * mean)
-            layer.moving_variance.assign(layer.moving_variance.value * (1 - share) + share * variance)
+            layer.moving_variance.assign(
+                layer.moving_variance.value * (1 - share) + share * variance
+            )
 
 
 def _undone(average: tf.Tensor, decay: float) -> tf.Tensor:
@@ -112,9 +129,14 @@ def normalizing_layers(layers: Iterable, assigned: dict[int, int]) -> tuple[list
 def check(model: keras.Model, replicas: int) -> None:
     """Raises ValueError for a layer that cannot work inside a window on several replicas."""
     for layer in internals.layers_of(model):
-        if replicas > 1 and isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized:
+        if (
+            replicas > 1
+            and isinstance(layer, keras.layers.BatchNormalization)
+            and layer.synchronized
+        ):
             raise ValueError(
-                f"{layer.name} must not be synchronized: replicas would wait for each other in every micro-batch, and "
-                "windows need not be equally long. Use synchronized=False, GroupNormalization or LayerNormalization. "
-                f"Received: synchronized=True on {replicas} replicas"
+                f"{layer.name} must not be synchronized: replicas would wait for each other in "
+                "every micro-batch, and windows need not be equally long. Use synchronized=False, "
+                "GroupNormalization or LayerNormalization. Received: synchronized=True on "
+                f"{replicas} replicas"
             )

@@ -1,4 +1,5 @@
-"""Checkpoints of a training loop: everything that the next update depends on, written completely or not at all."""
+"""Checkpoints of a training loop: everything that the next update depends on, written completely or
+not at all."""
 
 import contextlib
 import json
@@ -49,8 +50,9 @@ class Position(NamedTuple):
 class Checkpoints:
     """The latest states of a training run, in a directory.
 
-    Each state is one file, in NumPy's format. It is written under another name, forced to the disk, and then renamed.
-    So a process that is killed while it writes leaves the previous checkpoint intact.
+    Each state is one file, in NumPy's format. It is written under another name, forced to the disk,
+    and then renamed. So a process that is killed while it writes leaves the previous checkpoint
+    intact.
 
     Use it as a context: it locks the directory, so that only one training run writes there.
 
@@ -58,12 +60,13 @@ class Checkpoints:
         directory: the directory, created if it is missing. All workers must see the same one.
         variables: the Keras variables to save: those of the model and of the optimizer.
         settings: the settings of this training run, from `settings_of`. A checkpoint contains them.
-        learning_rate: the variable that holds the learning rate, one of the variables; None if there is none.
+        learning_rate: the variable that holds the learning rate, one of the variables; None if
+            there is none.
         writes: whether this process writes. One of several workers writes, and all of them read.
 
     Raises:
-        ValueError: directory is not a path. On entering the context: no files can be written there, it
-            has no room for two checkpoints, or another process uses it.
+        ValueError: directory is not a path. On entering the context: no files can be written there,
+            it has no room for two checkpoints, or another process uses it.
 
     Attributes:
         directory: the absolute path of the directory.
@@ -99,7 +102,10 @@ class Checkpoints:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._unlock()
 
@@ -107,8 +113,8 @@ class Checkpoints:
         """Restores the latest state. If there is none, saves the present one.
 
         Args:
-            allow_changes: whether a run with other settings may have written the checkpoint. The settings of this run
-                are then used, its learning rate included.
+            allow_changes: whether a run with other settings may have written the checkpoint. The
+                settings of this run are then used, its learning rate included.
 
         Returns:
             How far the training run is.
@@ -125,7 +131,8 @@ class Checkpoints:
         if earlier:
             raise ValueError(
                 "checkpoint_dir must hold checkpoints of this version of gradlab, or none. "
-                f"Received: {self.directory}, with TensorFlow's files of an earlier version ({earlier[-1].name})"
+                f"Received: {self.directory}, with TensorFlow's files of an earlier version "
+                f"({earlier[-1].name})"
             )
         self.save(Position())
         return Position()
@@ -169,27 +176,36 @@ class Checkpoints:
     def _changes(self, settings: dict, values: list[np.ndarray]) -> list[Change]:
         """The settings of this run that differ from those of a checkpoint."""
         changes = differences(settings, self._settings)
-        places = [i for i, variable in enumerate(self._variables) if variable is self._learning_rate]
+        places = [
+            i for i, variable in enumerate(self._variables) if variable is self._learning_rate
+        ]
         if len(values) == len(self._variables) and places:
-            # The program may have changed the rate while training. A second call in the same program begins with that.
+            # The program may have changed the rate while training. A second call in the same
+            # program begins with that.
             saved = values[places[0]].view(_dtype_of(self._variables[places[0]]))
             if float(saved) == self._settings.get("learning_rate"):
                 changes = [change for change in changes if change.setting != "learning_rate"]
         return changes
 
     def _check(self, changes: list[Change], values: list[np.ndarray], allow_changes: bool) -> None:
-        """Raises ValueError unless this run may continue from a checkpoint with these changes and these values."""
+        """Raises ValueError unless this run may continue from a checkpoint with these changes and
+        these values."""
         fixed = [change for change in changes if change.setting in FIXED]
         rule = "checkpoint_dir must hold checkpoints of this model and optimizer, or none"
-        if [value.shape for value in values] != [tuple(variable.shape) for variable in self._variables]:
+        if [value.shape for value in values] != [
+            tuple(variable.shape) for variable in self._variables
+        ]:
             found = f": {_listed(fixed)}" if fixed else ""
-            raise ValueError(f"{rule}. Received: {self.directory}, whose variables differ in number or shape{found}")
+            raise ValueError(
+                f"{rule}. Received: {self.directory}, whose variables differ in number or "
+                f"shape{found}"
+            )
         if fixed:
             raise ValueError(f"{rule}. Received: {self.directory}, with {_listed(fixed)}")
         if changes and not allow_changes:
             raise ValueError(
-                "checkpoint_dir must hold checkpoints of a run with the same settings, or none, unless "
-                f"allow_changes=True. Received: {self.directory}, with {_listed(changes)}"
+                "checkpoint_dir must hold checkpoints of a run with the same settings, or none, "
+                f"unless allow_changes=True. Received: {self.directory}, with {_listed(changes)}"
             )
 
     def _write(self, stream: Any, position: Position) -> None:
@@ -204,7 +220,8 @@ class Checkpoints:
         yield "position", np.array(position, np.int64)
         for number, variable in enumerate(self._variables):
             array = np.asarray(variable.numpy())
-            # As bytes: NumPy's format has no name for types such as bfloat16. The settings have the types.
+            # As bytes: NumPy's format has no name for types such as bfloat16. The settings have the
+            # types.
             yield f"variable_{number}", array.view(f"V{array.dtype.itemsize}")
 
     def _files(self, pattern: re.Pattern) -> list[Path]:
@@ -222,8 +239,12 @@ class Checkpoints:
             file.unlink()
 
     def _check_room(self) -> None:
-        """Raises ValueError unless two checkpoints fit on the disk, including those that are there."""
-        size = sum(int(np.prod(variable.shape)) * _dtype_of(variable).itemsize for variable in self._variables)
+        """Raises ValueError unless two checkpoints fit on the disk, including those that are
+        there."""
+        size = sum(
+            int(np.prod(variable.shape)) * _dtype_of(variable).itemsize
+            for variable in self._variables
+        )
         missing = size * max(0, KEPT - len(self._files(FINISHED)))
         free = shutil.disk_usage(self.directory).free
         if free < missing:
@@ -233,7 +254,8 @@ class Checkpoints:
             )
 
     def _lock_directory(self) -> None:
-        """Locks the directory. The system releases the lock when the process ends, for whatever reason."""
+        """Locks the directory. The system releases the lock when the process ends, for whatever
+        reason."""
         self._lock = (self.directory / LOCK).open("a+")
         if fcntl is None:
             return
@@ -243,8 +265,8 @@ class Checkpoints:
             self._lock.seek(0)
             owner = self._lock.read().strip() or "another process"
             raise ValueError(
-                "checkpoint_dir must be used by one training run at a time. "
-                f"Received: {self.directory}, which is in use by {owner}"
+                "checkpoint_dir must be used by one training run at a time. Received: "
+                f"{self.directory}, which is in use by {owner}"
             ) from None
         except OSError:  # some network file systems have no locks
             return
@@ -253,7 +275,8 @@ class Checkpoints:
         self._lock.flush()
 
     def _unlock(self) -> None:
-        # Closing the file would not release the lock if a process that was forked meanwhile still has it open.
+        # Closing the file would not release the lock if a process that was forked meanwhile still
+        # has it open.
         if self._lock is None:
             return
         if fcntl is not None:
@@ -264,14 +287,15 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _as_one_sentence(self, kind: type[Exception]) -> Iterator[None]:
-        """Turns an error of the file system into one of this kind that names the argument and the directory."""
+        """Turns an error of the file system into one of this kind that names the argument and the
+        directory."""
         try:
             yield
         except OSError as error:
             reason = error.strerror or str(error)
             raise kind(
-                "checkpoint_dir must be a directory in which files can be written. "
-                f"Received: {self.directory} ({reason}){self._still_there()}"
+                "checkpoint_dir must be a directory in which files can be written. Received: "
+                f"{self.directory} ({reason}){self._still_there()}"
             ) from None
 
     def _still_there(self) -> str:
@@ -290,7 +314,9 @@ def _checked(directory: str | os.PathLike) -> Path:
     """
     path = os.fspath(directory) if isinstance(directory, (str, os.PathLike)) else None
     if not isinstance(path, str) or not path or "\0" in path:
-        raise ValueError(f"checkpoint_dir must be the path of a directory, or None. Received: {directory!r}")
+        raise ValueError(
+            f"checkpoint_dir must be the path of a directory, or None. Received: {directory!r}"
+        )
     return Path(path).absolute()
 
 
@@ -307,8 +333,8 @@ def _read(file: Path) -> tuple[dict, Position, list[np.ndarray]]:
             values = [arrays[f"variable_{number}"] for number in range(len(arrays.files) - 2)]
     except UNREADABLE as error:
         raise ValueError(
-            f"checkpoint_dir must hold complete checkpoints. Received: {file}, which cannot be read ({error}); "
-            "without this file, training continues from the checkpoint before it"
+            f"checkpoint_dir must hold complete checkpoints. Received: {file}, which cannot be "
+            f"read ({error}); without this file, training continues from the checkpoint before it"
         ) from None
     return settings, position, values
 

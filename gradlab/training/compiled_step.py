@@ -15,9 +15,9 @@ from gradlab.training.given import specs_of_microbatch
 class CompiledStep:
     """Makes a step with the next element of an iterator.
 
-    Keras matches the iterator with the function's signature in every step, wraps the results into an optional and
-    opens it with two more calls. Here an iterator is matched once, when it is seen for the first time. On a CPU this
-    saves a fifth of a millisecond per step (benchmarks/NOTES.md).
+    Keras matches the iterator with the function's signature in every step, wraps the results into
+    an optional and opens it with two more calls. Here an iterator is matched once, when it is seen
+    for the first time. On a CPU this saves a fifth of a millisecond per step (benchmarks/NOTES.md).
 
     Args:
         step: a function (element) -> results, in graph mode.
@@ -53,12 +53,14 @@ class CompiledStep:
         if self._iterator() is not iterator:
             if self._concrete is None or iterator.element_spec != self._specs:
                 self._concrete = self._compiled.get_concrete_function(iterator, *more)
-            self._iterator, self._specs = weakref.ref(iterator), iterator.element_spec
+            self._iterator = weakref.ref(iterator)
+            self._specs = iterator.element_spec
         return self._concrete(iterator, *more)
 
 
 def in_one_call(model: keras.Model, kind: str, made: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The function that Keras made for a model's steps, with a `CompiledStep` in its place where that is the same.
+    """The function that Keras made for a model's steps, with a `CompiledStep` in its place where
+    that is the same.
 
     Args:
         model: the model.
@@ -76,17 +78,20 @@ def types_of(data: Any, microbatch_size: Any) -> tuple:
     """The types of (x, y, sample_weight) in the data that Keras gives to a step, and the data.
 
     Args:
-        data: an iterator of tf.data, or another iterator over batches, of which the first is looked at.
+        data: an iterator of tf.data, or another iterator over batches, of which the first is looked
+            at.
         microbatch_size: a number, a variable, or "given".
 
     Returns:
-        The types, or None if one of them does not tell its number of dimensions; and the data with its first batch.
+        The types, or None if one of them does not tell its number of dimensions; and the data with
+        its first batch.
     """
     if isinstance(data, tf.data.Iterator):
         element = data.element_spec
     else:
         first = next(data)
-        element, data = keras.tree.map_structure(_type, first), itertools.chain([first], data)
+        element = keras.tree.map_structure(_type, first)
+        data = itertools.chain([first], data)
     specs = keras.utils.unpack_x_y_sample_weight(element)
     known = (tf.TensorSpec, tf.SparseTensorSpec, tf.RaggedTensorSpec)
     is_known = all(isinstance(spec, known) and spec.shape.rank for spec in tensors_of(specs))

@@ -11,41 +11,55 @@ from gradlab._batches import map_tensors, rows_of, tensors_of
 
 
 class DatasetWindows(Iterator):
-    """Cuts the batches of a dataset into windows, epoch after epoch, and keeps track of its position.
+    """Cuts the batches of a dataset into windows, epoch after epoch, and keeps track of its
+    position.
 
-    The last window of an epoch holds the examples that are left; no window holds examples of two epochs.
+    The last window of an epoch holds the examples that are left; no window holds examples of two
+    epochs.
 
     Args:
         dataset: as for `Trainer.fit`.
-        size: a function () -> the number of examples of the next window, or None to take the dataset's next batch as it
-            is.
-        epoch, examples: the position to begin at: the epoch, and the number of its examples to skip.
+        size: a function () -> the number of examples of the next window, or None to take the
+            dataset's next batch as it is.
+        epoch, examples: the position to begin at: the epoch, and the number of its examples to
+            skip.
     """
 
-    def __init__(self, dataset: Any, size: Callable[[], int | None], epoch: int = 0, examples: int = 0):
-        self.epoch, self.examples = epoch, examples
-        self._dataset, self._size = dataset, size
+    def __init__(
+        self, dataset: Any, size: Callable[[], int | None], epoch: int = 0, examples: int = 0
+    ):
+        self.epoch = epoch
+        self.examples = examples
+        self._dataset = dataset
+        self._size = size
         if not callable(dataset):
-            for _ in range(epoch):  # a dataset that shuffles draws a new order each time it is iterated
+            # A dataset that shuffles draws a new order each time it is iterated
+            for _ in range(epoch):
                 next(iter(dataset), None)
-        self._batches, self._kept = _epoch(dataset, epoch, examples), None
+        self._batches = _epoch(dataset, epoch, examples)
+        self._kept = None
 
     def __next__(self) -> tuple:
-        """The next window: a nest (x, y, sample_weight) of NumPy arrays, ragged and sparse tensors."""
+        """The next window: a nest (x, y, sample_weight) of NumPy arrays, ragged and sparse
+        tensors."""
         size = self._size()
         window = self._take(size)
         if window is None and self.examples:
-            self.epoch, self.examples = self.epoch + 1, 0
+            self.epoch = self.epoch + 1
+            self.examples = 0
             self._batches = _epoch(self._dataset, self.epoch, 0)
             window = self._take(size)
         if window is None:
-            raise ValueError(f"dataset must hold at least one example. Received: none in epoch {self.epoch}")
+            raise ValueError(
+                f"dataset must hold at least one example. Received: none in epoch {self.epoch}"
+            )
         self.examples += _length(window)
         return window
 
     def _take(self, size: int | None) -> Any:
         """A window of that many examples, fewer at the end of the epoch, None after it."""
-        window, self._kept = self._kept, None
+        window = self._kept
+        self._kept = None
         while window is None or (size is not None and _length(window) < size):
             batch = next(self._batches, None)
             if batch is None:
@@ -57,8 +71,8 @@ class DatasetWindows(Iterator):
         return window
 
 
-# A method would refer to the windows, and they to it: the dataset's iterator would be left to the garbage collector,
-# which can wait for its threads for half a minute.
+# A method would refer to the windows, and they to it: the dataset's iterator would be left to the
+# garbage collector, which can wait for its threads for half a minute.
 def _epoch(dataset: Any, epoch: int, skip: int) -> Iterator:
     """The batches of an epoch, without its first examples."""
     for batch in dataset(epoch) if callable(dataset) else dataset:
@@ -89,5 +103,7 @@ def _joined(one: Any, other: Any) -> Any:
 def _length(batch: Any) -> int:
     first = tensors_of(batch)[0]
     if len(first.shape) == 0:
-        raise ValueError(f"dataset must yield (x, y) with a row for each example. Received: {first!r} for x")
+        raise ValueError(
+            f"dataset must yield (x, y) with a row for each example. Received: {first!r} for x"
+        )
     return int(first.shape[0])

@@ -1,8 +1,9 @@
-"""Variables that forward passes assign at once: TensorFlow's own, and Keras' inside of loops, branches and functions.
+"""Variables that forward passes assign at once: TensorFlow's own, and Keras' inside of loops,
+branches and functions.
 
-Their values cannot be carried from one micro-batch to the next like those of other variables. So they are read before
-a window, and get that value back wherever gradlab looks at the model, and before each micro-batch if the new value does
-not depend on the examples, like that of a counter.
+Their values cannot be carried from one micro-batch to the next like those of other variables. So
+they are read before a window, and get that value back wherever gradlab looks at the model, and
+before each micro-batch if the new value does not depend on the examples, like that of a counter.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +14,13 @@ import tensorflow as tf
 from gradlab.training import _keras_internals as internals
 
 # How the types of operations begin that assign the variable which is their first input.
-ASSIGNING = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply", "ResourceStridedSliceAssign")
+ASSIGNING = (
+    "Assign",
+    "ResourceApply",
+    "ResourceScatter",
+    "ResourceSparseApply",
+    "ResourceStridedSliceAssign",
+)
 
 
 class Direct(NamedTuple):
@@ -42,7 +49,9 @@ class Direct(NamedTuple):
         tf.raw_ops.AssignVariableOp(resource=self.handle, value=value)
 
 
-def direct_variables(graph: Any, of_keras: Iterable, depends: Callable[[tf.Tensor], bool]) -> list[Direct]:
+def direct_variables(
+    graph: Any, of_keras: Iterable, depends: Callable[[tf.Tensor], bool]
+) -> list[Direct]:
     """The variables that a traced function assigns at once.
 
     Args:
@@ -50,7 +59,8 @@ def direct_variables(graph: Any, of_keras: Iterable, depends: Callable[[tf.Tenso
         of_keras: the Keras variables among them.
         depends: a function (tensor) -> whether it depends on the examples.
     """
-    found, known = [], set()
+    found = []
+    known = set()
     for variable in of_keras:
         handle = variable.value.handle
         known.add(graph.capture(handle).name)
@@ -63,13 +73,16 @@ def direct_variables(graph: Any, of_keras: Iterable, depends: Callable[[tf.Tenso
             continue
         known.add(handle.name)
         # What a function or a loop assigns does not show: it may depend on the examples.
-        of_data = not operation.type.startswith("Assign") or any(map(depends, list(operation.inputs)[1:]))
+        of_data = not operation.type.startswith("Assign") or any(
+            map(depends, list(operation.inputs)[1:])
+        )
         found.append(Direct(outside[handle.name], dtype, operation.name, of_data, False))
     return found
 
 
 def assignments(graph: tf.Graph) -> Iterator[tuple[tf.Operation, tf.Tensor]]:
-    """The operations of a graph that assign variables, or call a function that does: with the variable's resource."""
+    """The operations of a graph that assign variables, or call a function that does: with the
+    variable's resource."""
     for operation in graph.get_operations():
         if operation.type.startswith(ASSIGNING):
             yield operation, operation.inputs[0]

@@ -1,4 +1,5 @@
-"""Evaluation and prediction of a Keras model in micro-batches, with the results of the whole batch."""
+"""Evaluation and prediction of a Keras model in micro-batches, with the results of the whole
+batch."""
 
 import warnings
 from typing import Any, NamedTuple
@@ -41,20 +42,39 @@ class WindowEvaluation:
         in_flight: as in `gradlab.window.Loop`, or "auto".
     """
 
-    def __init__(self, model: keras.Model, objective: Objective, microbatch_size: Any, in_flight: int | str, jit: bool):
+    def __init__(
+        self,
+        model: keras.Model,
+        objective: Objective,
+        microbatch_size: Any,
+        in_flight: int | str,
+        jit: bool,
+    ):
         loop = Loop(weight_dtype=accumulation_dtype(keras.config.floatx()))
-        self._model, self._objective = model, objective
+        self._model = model
+        self._objective = objective
         self._warned: set[str] = set()
         self._pass = WindowPass(
-            model, objective, microbatch_size, in_flight, loop, training=False, jit=jit, with_metrics=True
+            model,
+            objective,
+            microbatch_size,
+            in_flight,
+            loop,
+            training=False,
+            jit=jit,
+            with_metrics=True,
         )
 
     def build(self) -> None:
-        """Creates the variables of the evaluation; with several replicas, call it in the strategy's scope."""
+        """Creates the variables of the evaluation; with several replicas, call it in the strategy's
+        scope."""
         self._pass.build()
 
-    def __call__(self, x: Any, y: Any, sample_weight: Any = None, cut: Cut | None = None) -> Evaluated:
-        """Evaluates a batch: nests of tensors, this replica's part, and where it is cut if the size is "given"."""
+    def __call__(
+        self, x: Any, y: Any, sample_weight: Any = None, cut: Cut | None = None
+    ) -> Evaluated:
+        """Evaluates a batch: nests of tensors, this replica's part, and where it is cut if the size
+        is "given"."""
         passed = self._pass((x, y, sample_weight), [], cut)
         for sentence in set(passed.plan.metrics.warnings) - self._warned:
             self._warned.add(sentence)
@@ -73,13 +93,15 @@ class WindowEvaluation:
 def predict_in_microbatches(
     model: keras.Model, x: Any, microbatch_size: Any, *, in_flight: int | str = 1, jit: bool = False
 ) -> Any:
-    """The model's outputs for a batch; microbatch_size is a number or "given", in_flight a number or "auto".
+    """The model's outputs for a batch; microbatch_size is a number or "given", in_flight a number
+    or "auto".
 
-    Outputs that are no dense tensors, or have a first dimension of a fixed size, cannot be put together from those of
-    micro-batches: the batch is then computed at once.
+    Outputs that are no dense tensors, or have a first dimension of a fixed size, cannot be put
+    together from those of micro-batches: the batch is then computed at once.
     """
     if is_given(microbatch_size):
-        microbatch_size, in_flight = rows_to_predict(x), 1
+        microbatch_size = rows_to_predict(x)
+        in_flight = 1
     found = []
 
     def call(x):
@@ -91,7 +113,9 @@ def predict_in_microbatches(
         return found[-1]
 
     graph = outputs.get_concrete_function(map_tensors(spec_of, x)).graph
-    count = choose(lambda: graph, microbatch_size, 0).count if in_flight == "auto" else int(in_flight)
+    count = (
+        choose(lambda: graph, microbatch_size, 0).count if in_flight == "auto" else int(in_flight)
+    )
     tensors = tensors_of(found[-1])
     whole = any(not isinstance(tensor, tf.Tensor) or not _has_rows(tensor) for tensor in tensors)
     whole = whole or any(True for _ in assignments(graph))  # a counter would count micro-batches
@@ -99,7 +123,10 @@ def predict_in_microbatches(
     if whole:
         return call(x)
     steps = -(-examples_of(x) // microbatch_size)
-    arrays = [tf.TensorArray(tensor.dtype, steps, infer_shape=False, element_shape=tensor.shape) for tensor in tensors]
+    arrays = [
+        tf.TensorArray(tensor.dtype, steps, infer_shape=False, element_shape=tensor.shape)
+        for tensor in tensors
+    ]
 
     def forward(microbatch, number, arrays):
         predicted = tensors_of(call(microbatch))

@@ -1,7 +1,9 @@
-"""microbatch_size="given": windows whose micro-batches the dataset has cut already, as `gradlab.token_batches` does.
+"""microbatch_size="given": windows whose micro-batches the dataset has cut already, as
+`gradlab.token_batches` does.
 
-Such a window is a nest of ragged tensors whose first axis counts the micro-batches, and the second their examples. A
-third one of any length holds the tokens of a text. A window without ragged tensors is one micro-batch.
+Such a window is a nest of ragged tensors whose first axis counts the micro-batches, and the second
+their examples. A third one of any length holds the tokens of a text. A window without ragged
+tensors is one micro-batch.
 """
 
 from collections.abc import Callable
@@ -14,26 +16,32 @@ from gradlab.training.tracing import Traced
 
 GIVEN = "given"
 RULE = (
-    "The loss {name} must not depend on padding, whose amount depends on how micro-batches are cut: give the "
-    "outputs a mask (mask_zero=True), the loss ignore_class, or each token a weight with "
-    'reduction="mean_with_sample_weight". Received: a loss that counts all positions alike'
+    "The loss {name} must not depend on padding, whose amount depends on how micro-batches are "
+    "cut: give the outputs a mask (mask_zero=True), the loss ignore_class, or each token a weight "
+    'with reduction="mean_with_sample_weight". Received: a loss that counts all positions alike'
 )
 RULE_OF_NUMBERS = (
-    "The loss {name} must be a value for each text or token: gradlab cannot tell whether one number for a padded "
-    "micro-batch depends on its padding. Received: one number"
+    "The loss {name} must be a value for each text or token: gradlab cannot tell whether one "
+    "number for a padded micro-batch depends on its padding. Received: one number"
 )
 
 
 def is_given(microbatch_size: Any) -> bool:
-    """Whether it is "given"; it may also be a tensor, a variable or a `Cut`, which cannot be compared with it."""
+    """Whether it is "given"; it may also be a tensor, a variable or a `Cut`, which cannot be
+    compared with it."""
     return isinstance(microbatch_size, str) and microbatch_size == GIVEN
 
 
 def specs_of_microbatch(specs: Any, microbatch_size: Any) -> Any:
-    """The types of a micro-batch's tensors, for the types of a window: dense if it is cut already."""
+    """The types of a micro-batch's tensors, for the types of a window: dense if it is cut
+    already."""
 
     def dense(spec):
-        return tf.TensorSpec(spec.shape[1:], spec.dtype) if isinstance(spec, tf.RaggedTensorSpec) else spec
+        return (
+            tf.TensorSpec(spec.shape[1:], spec.dtype)
+            if isinstance(spec, tf.RaggedTensorSpec)
+            else spec
+        )
 
     return map_tensors(dense, specs) if is_given(microbatch_size) else specs
 
@@ -58,20 +66,22 @@ def uncut(window: Any, microbatch_size: Any) -> tuple[Any, Cut | None]:
         return window, Cut(tf.stack([0, examples_of(window)]), [None] * len(flat))
     if len(ragged) < len(tensors):
         raise ValueError(
-            "All tensors of a window must be cut into micro-batches, or none. "
-            f"Received: {len(ragged)} of {len(tensors)} that are ragged"
+            "All tensors of a window must be cut into micro-batches, or none. Received: "
+            f"{len(ragged)} of {len(tensors)} that are ragged"
         )
     if tf.executing_eagerly() and any(tensor.ragged_rank > 1 for tensor in ragged):
         raise ValueError(
-            "run_eagerly must be False with texts of any length: shapes show which axes are padded only while "
-            "TensorFlow traces the step. Received: True"
+            "run_eagerly must be False with texts of any length: shapes show which axes are "
+            "padded only while TensorFlow traces the step. Received: True"
         )
     splits = ragged[0].row_splits
     rule = "x, y and sample_weight must be cut into micro-batches in the same places. Received:"
     checks = [
         tf.debugging.Assert(
             tf.reduce_all(tf.equal(tf.shape(other.row_splits), tf.shape(splits)))
-            & tf.reduce_all(other.row_splits[: tf.size(splits)] == splits[: tf.size(other.row_splits)]),
+            & tf.reduce_all(
+                other.row_splits[: tf.size(splits)] == splits[: tf.size(other.row_splits)]
+            ),
             [rule, other.row_splits],
             summarize=-1,
         )
@@ -92,7 +102,8 @@ def weighted(weight_fn: Callable | None, window: tuple, cut: Cut | None = None) 
         return window, cut
     x, y, sample_weight = window
     if cut is None:
-        weights, widths = weight_fn(x, y), None
+        weights = weight_fn(x, y)
+        widths = None
     else:
         weights, widths = _weights_of_each(weight_fn, x, y, cut)
         cut = Cut(cut.splits, [*cut.widths[:-1], widths])
@@ -102,20 +113,27 @@ def weighted(weight_fn: Callable | None, window: tuple, cut: Cut | None = None) 
 
 
 def _weights_of_each(weight_fn: Callable, x: Any, y: Any, cut: Cut) -> tuple:
-    """The weights of all examples, and their lengths in each micro-batch: those of the targets, or None."""
-    flat, inputs = tf.nest.flatten((x, y)), len(tf.nest.flatten(x))
+    """The weights of all examples, and their lengths in each micro-batch: those of the targets, or
+    None."""
+    flat = tf.nest.flatten((x, y))
+    inputs = len(tf.nest.flatten(x))
     steps, microbatch = microbatches((x, y), Cut(cut.splits, cut.widths[: len(flat)]))
     shape = (first := weight_fn(*microbatch(0))).shape  # only its type is used
     padded = [i for i in (*range(inputs, len(flat)), *range(inputs)) if cut.widths[i] is not None]
     of_tokens = bool(padded) and shape.rank > 1 and shape[1] != 1
-    size = [0, *(tf.shape(first)[i] if shape[i] is None else shape[i] for i in range(1, shape.rank))]
+    size = [
+        0,
+        *(tf.shape(first)[i] if shape[i] is None else shape[i] for i in range(1, shape.rank)),
+    ]
     if of_tokens:
         size[1] = tf.shape(flat[padded[0]])[1]
 
     def body(step, found):
         weights = weight_fn(*microbatch(step))
         if of_tokens:
-            weights = tf.pad(weights, [[0, 0], [0, size[1] - tf.shape(weights)[1]], *[[0, 0]] * (shape.rank - 2)])
+            weights = tf.pad(
+                weights, [[0, 0], [0, size[1] - tf.shape(weights)[1]], *[[0, 0]] * (shape.rank - 2)]
+            )
         return step + 1, tf.concat([found, weights], 0)
 
     invariants = (tf.TensorShape([]), tf.TensorShape([None] * shape.rank))
@@ -125,17 +143,19 @@ def _weights_of_each(weight_fn: Callable, x: Any, y: Any, cut: Cut) -> tuple:
 
 
 def rows_to_predict(x: Any) -> tf.Tensor:
-    """The number of examples, at least 1, of a batch that must not be cut, because it is predicted in order."""
+    """The number of examples, at least 1, of a batch that must not be cut, because it is predicted
+    in order."""
     if any(isinstance(tensor, tf.RaggedTensor) for tensor in tensors_of(x)):
         raise ValueError(
-            "x must be padded to be predicted: the texts of a window are sorted by length, so their predictions would "
-            "be in another order. Received: a window of micro-batches"
+            "x must be padded to be predicted: the texts of a window are sorted by length, so "
+            "their predictions would be in another order. Received: a window of micro-batches"
         )
     return tf.maximum(1, examples_of(x))
 
 
 def is_padded(size: Any) -> bool:
-    """Whether micro-batches of this size hold texts, which are padded to another length in each of them."""
+    """Whether micro-batches of this size hold texts, which are padded to another length in each of
+    them."""
     return isinstance(size, Cut) and any(widths is not None for widths in size.widths)
 
 

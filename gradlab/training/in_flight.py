@@ -9,7 +9,8 @@ import tensorflow as tf
 from gradlab import runtime
 
 MEBIBYTE = 2**20
-# Loops and functions hide what they compute. Fused batch normalization: see gradlab/_graph_rewrites.py.
+# Loops and functions hide what they compute. Fused batch normalization: see
+# gradlab/_graph_rewrites.py.
 HIDING = {"While", "StatelessWhile", "PartitionedCall", "StatefulPartitionedCall"}
 HIDING |= {"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"}
 # A process with TensorFlow needs more than three times as much before it has a model.
@@ -29,21 +30,26 @@ class InFlight:
     reason: str
 
     def __str__(self) -> str:
-        return f"gradlab: {self.count} micro-batch{'es' * (self.count > 1)} in flight, {self.reason}"
+        return (
+            f"gradlab: {self.count} micro-batch{'es' * (self.count > 1)} in flight, {self.reason}"
+        )
 
 
-def choose(trace: Callable[[], tf.Graph], microbatch_size: int | str | tf.Variable, accumulators: int) -> InFlight:
+def choose(
+    trace: Callable[[], tf.Graph], microbatch_size: int | str | tf.Variable, accumulators: int
+) -> InFlight:
     """Chooses how many micro-batches to compute at once.
 
-    On a CPU, as many as there are cores, as long as the activations and gradients of all but the first take no more
-    memory than 128 MiB or twice the accumulators, whichever is more, and no more than a quarter of what the process can
-    still get. Otherwise fewer, and at least one. One on a GPU, whose kernels fill it, and one for several replicas,
-    which share the cores already.
+    On a CPU, as many as there are cores, as long as the activations and gradients of all but the
+    first take no more memory than 128 MiB or twice the accumulators, whichever is more, and no more
+    than a quarter of what the process can still get. Otherwise fewer, and at least one. One on a
+    GPU, whose kernels fill it, and one for several replicas, which share the cores already.
 
     Args:
-        trace: a function () -> the traced forward pass of a micro-batch, with None where the number of examples
-            belongs. It is called if the choice depends on it.
-        microbatch_size: the number of examples, or "given"; a variable, which may change, counts as 1.
+        trace: a function () -> the traced forward pass of a micro-batch, with None where the number
+            of examples belongs. It is called if the choice depends on it.
+        microbatch_size: the number of examples, or "given"; a variable, which may change, counts as
+            1.
         accumulators: the bytes of the summed gradients.
     """
     if isinstance(microbatch_size, str):
@@ -62,8 +68,10 @@ def choose(trace: Callable[[], tf.Graph], microbatch_size: int | str | tf.Variab
     activations = activation_bytes(trace(), examples)
     if activations is None:
         return InFlight(1, "because the size of its activations is unknown")
-    one = activations + accumulators  # a gradient waits until those of the micro-batches before it are added
-    room, available = max(SMALL, 2 * accumulators), runtime.available_memory() / 4
+    # A gradient waits until those of the micro-batches before it are added
+    one = activations + accumulators
+    room = max(SMALL, 2 * accumulators)
+    available = runtime.available_memory() / 4
     count = int(min(cores, 1 + min(room, available) // max(1, one)))
     size = f"whose activations and gradients take {one / MEBIBYTE:.{int(one < 10 * MEBIBYTE)}f} MiB each"
     if count == cores:
@@ -72,15 +80,18 @@ def choose(trace: Callable[[], tf.Graph], microbatch_size: int | str | tf.Variab
 
 
 def activation_bytes(graph: tf.Graph, examples: int) -> int | None:
-    """The bytes of all tensors that a traced forward pass computes from the examples: at least its activations.
+    """The bytes of all tensors that a traced forward pass computes from the examples: at least its
+    activations.
 
     Args:
-        graph: the graph. A first dimension that is not known counts as the number of examples, or as what reshaping
-            made of it. A tensor of another unknown size counts like the largest from which it is computed.
+        graph: the graph. A first dimension that is not known counts as the number of examples, or
+            as what reshaping made of it. A tensor of another unknown size counts like the largest
+            from which it is computed.
         examples: the number of examples.
 
     Returns:
-        The bytes; None if nothing shows them: the size of an example is unknown, or an operation is one of `HIDING`.
+        The bytes; None if nothing shows them: the size of an example is unknown, or an operation is
+        one of `HIDING`.
     """
     sizes: dict[str, _Size] = {}
     for tensor in graph.inputs:
@@ -102,7 +113,8 @@ def activation_bytes(graph: tf.Graph, examples: int) -> int | None:
 
 
 class _Size(NamedTuple):
-    """The size of a tensor. rows is its first dimension, or that of other tensors like it if it is known."""
+    """The size of a tensor. rows is its first dimension, or that of other tensors like it if it is
+    known."""
 
     elements: int
     rows: int

@@ -18,10 +18,18 @@ IN_PLACE = {
     "Relu6Grad", "ReluGrad", "Rsqrt", "RsqrtGrad", "SelectV2", "Selu", "SeluGrad", "Sigmoid", "SigmoidGrad", "Sin",
     "Softmax", "Softplus", "SoftplusGrad", "Sqrt", "SqrtGrad", "Square", "SquaredDifference", "Sub", "Tanh", "TanhGrad",
 }  # fmt: skip
-# What they return takes no memory of its own: handles, and values that TensorFlow keeps with the graph.
+# What they return takes no memory of its own: handles, and values that TensorFlow keeps with the
+# graph.
 FREE = {"Const", "VarHandleOp"}
 # Operations whose body is another graph, which this module does not read.
-HIDING = {"While", "StatelessWhile", "If", "StatelessIf", "PartitionedCall", "StatefulPartitionedCall"}
+HIDING = {
+    "While",
+    "StatelessWhile",
+    "If",
+    "StatelessIf",
+    "PartitionedCall",
+    "StatefulPartitionedCall",
+}
 
 
 class Liveness(NamedTuple):
@@ -43,37 +51,46 @@ class Liveness(NamedTuple):
         return float(now[at]), float(self.gradients[at])
 
     def most_examples(self, memory: float) -> float:
-        """The number of examples that takes so many bytes at the peak; below 0 if what is fixed takes more."""
+        """The number of examples that takes so many bytes at the peak; below 0 if what is fixed
+        takes more."""
         if (self.fixed > memory).any():
             return -1.0
         growing = self.per_example > 0
-        return float(np.min((memory - self.fixed[growing]) / self.per_example[growing], initial=np.inf))
+        return float(
+            np.min((memory - self.fixed[growing]) / self.per_example[growing], initial=np.inf)
+        )
 
 
-def liveness(trace: Callable[[int], tf.Graph], gradients: Callable[[tf.Graph], set[str]]) -> Liveness | None:
+def liveness(
+    trace: Callable[[int], tf.Graph], gradients: Callable[[tf.Graph], set[str]]
+) -> Liveness | None:
     """The memory of a function.
 
-    Operations run in the order in which they were traced. An output is freed after the last operation that reads it,
-    or that reads a tensor which has its memory. So is an input of the function. Variables and constants do not count.
+    Operations run in the order in which they were traced. An output is freed after the last
+    operation that reads it, or that reads a tensor which has its memory. So is an input of the
+    function. Variables and constants do not count.
 
     Args:
-        trace: a function (number of examples) -> the function's graph, with all shapes known. It is traced for two and
-            for four examples: the sizes in between and beyond lie on a line.
+        trace: a function (number of examples) -> the function's graph, with all shapes known. It is
+            traced for two and for four examples: the sizes in between and beyond lie on a line.
         gradients: a function (graph) -> the names of the tensors that are gradients of variables.
 
     Returns:
         The `Liveness`, or None if an operation of `HIDING` hides what it computes.
     """
-    few, many = trace(2), trace(4)
+    few = trace(2)
+    many = trace(4)
     if any(op.type in HIDING for op in few.get_operations()):
         return None
-    small, large = _sizes(few), _sizes(many)
+    small = _sizes(few)
+    large = _sizes(many)
     if small.keys() != large.keys():
         return None
     slope = {name: (large[name] - small[name]) / 2 for name in small}
     fixed = {name: small[name] - 2 * slope[name] for name in small}
     born_and_last = _lives(few, lambda name: (small[name], large[name]))
-    count, wanted = len(few.get_operations()), gradients(few)
+    count = len(few.get_operations())
+    wanted = gradients(few)
     changes = np.zeros([3, count + 1])
     for name, (born, last) in born_and_last.items():
         values = fixed[name], slope[name], fixed[name] if name in wanted else 0.0
@@ -104,8 +121,10 @@ def memories(graph: tf.Graph) -> dict[str, str | None]:
 
 
 def _lives(graph: tf.Graph, size: Callable[[str], tuple]) -> dict[str, tuple[int, int]]:
-    """For each tensor with memory of its own, the first and the last operation during which it is there."""
-    memory, operations = memories(graph), graph.get_operations()
+    """For each tensor with memory of its own, the first and the last operation during which it is
+    there."""
+    memory = memories(graph)
+    operations = graph.get_operations()
     last: dict[str, int] = {}
     for i, op in enumerate(operations):
         for tensor in op.inputs:
@@ -114,13 +133,21 @@ def _lives(graph: tf.Graph, size: Callable[[str], tuple]) -> dict[str, tuple[int
         last[memory[tensor.name] or ""] = len(operations) - 1
     lives: dict[str, tuple[int, int]] = {}
     for i, op in enumerate(operations):
-        ending = [one for one in {memory[t.name] for t in op.inputs} if one in lives and lives[one][1] == i]
+        ending = [
+            one
+            for one in {memory[t.name] for t in op.inputs}
+            if one in lives and lives[one][1] == i
+        ]
         for tensor in op.outputs:
             name = tensor.name
             if memory[name] != name:
                 continue
             lives[name] = i, max(i, last.get(name, i))
-            over = next((one for one in ending if size(one) == size(name)), None) if op.type in IN_PLACE else None
+            over = (
+                next((one for one in ending if size(one) == size(name)), None)
+                if op.type in IN_PLACE
+                else None
+            )
             if over is not None:
                 ending.remove(over)
                 lives[over] = lives[over][0], i - 1

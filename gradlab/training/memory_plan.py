@@ -20,13 +20,14 @@ MEBIBYTE = 2**20
 
 
 class Processor(NamedTuple):
-    """What a training takes on a CPU besides its numbers, fitted to ten networks (benchmarks/NOTES.md).
+    """What a training takes on a CPU besides its numbers, fitted to ten networks
+    (benchmarks/NOTES.md).
 
     Attributes:
         start: the bytes that TensorFlow takes to compile and begin it.
         per_operation: so many more for each traced operation.
-        variables, tensors: the factors by which these take more than their bytes: kernels copy some, and allocators
-            leave gaps.
+        variables, tensors: the factors by which these take more than their bytes: kernels copy
+            some, and allocators leave gaps.
     """
 
     start: int
@@ -40,9 +41,13 @@ WITHOUT_ONEDNN = Processor(67 * MEBIBYTE, 58 * 1024, 1.84, 1.96)
 HELP = "mixed precision, smaller inputs, an optimizer with fewer averages and keras.remat take less"
 
 
-def too_little(least: float, memory: float, of: str = "micro-batches of one example", help: str = HELP) -> str:
-    """The sentence for a memory that does not hold the least that a training takes, both in bytes."""
-    least, memory = math.ceil(least / MEBIBYTE), math.floor(memory / MEBIBYTE)
+def too_little(
+    least: float, memory: float, of: str = "micro-batches of one example", help: str = HELP
+) -> str:
+    """The sentence for a memory that does not hold the least that a training takes, both in
+    bytes."""
+    least = math.ceil(least / MEBIBYTE)
+    memory = math.floor(memory / MEBIBYTE)
     return f"memory must be at least {least:,} MiB for {of}; {help}. Received: {memory:,} MiB"
 
 
@@ -54,8 +59,8 @@ class MemoryPlan:
         weights: the variables of the model.
         optimizer: the variables of the optimizer.
         accumulators: the summed gradients.
-        runtime: an estimate of what TensorFlow takes to compile the training, and of gaps beside the variables; 0 on a
-            GPU.
+        runtime: an estimate of what TensorFlow takes to compile the training, and of gaps beside
+            the variables; 0 on a GPU.
         in_flight: the number of micro-batches that are computed at once.
         copies: the factor by which activations and gradients take more memory than their numbers.
 
@@ -88,7 +93,8 @@ class MemoryPlan:
         return int(self.in_flight * self.copies * self.liveness.peak(microbatch_size)[1])
 
     def activations(self, microbatch_size: int) -> int:
-        """Everything else that the micro-batches in flight keep at that moment, above all for the backward pass."""
+        """Everything else that the micro-batches in flight keep at that moment, above all for the
+        backward pass."""
         peak, gradients = self.liveness.peak(microbatch_size)
         return int(self.in_flight * self.copies * (peak - gradients))
 
@@ -125,22 +131,30 @@ class MemoryPlan:
         lines = ["| MiB | " + " | ".join(f"b = {b}" for b in microbatch_sizes) + " |"]
         lines.append("| --- |" + " ---: |" * len(microbatch_sizes))
         for name, part in rows.items():
-            lines.append(f"| {name} | " + " | ".join(f"{part(b) / MEBIBYTE:.0f}" for b in microbatch_sizes) + " |")
+            lines.append(
+                f"| {name} | "
+                + " | ".join(f"{part(b) / MEBIBYTE:.0f}" for b in microbatch_sizes)
+                + " |"
+            )
         return "\n".join(lines)
 
 
-def plan_memory(model: keras.Model, loss: Any, optimizer: Any, example: tuple, *, in_flight: int = 1) -> MemoryPlan:
-    """Plans the memory of a training. It traces a micro-batch's forward and backward pass, and does not run it.
+def plan_memory(
+    model: keras.Model, loss: Any, optimizer: Any, example: tuple, *, in_flight: int = 1
+) -> MemoryPlan:
+    """Plans the memory of a training. It traces a micro-batch's forward and backward pass, and does
+    not run it.
 
-    The plan counts the micro-batch, but not the batch from which it is cut, of which `fit` may hold several copies. On
-    the CPU to which it was fitted, the peaks of ten networks with four sizes each were at most 15 % off
-    (benchmarks/NOTES.md). Where TensorFlow does not use oneDNN by itself, a training takes up to twice as much, and the
-    plan may be 40 % off; the environment variable TF_ENABLE_ONEDNN_OPTS=1 turns oneDNN on. The plan has not been
-    compared with a GPU's.
+    The plan counts the micro-batch, but not the batch from which it is cut, of which `fit` may hold
+    several copies. On the CPU to which it was fitted, the peaks of ten networks with four sizes
+    each were at most 15 % off (benchmarks/NOTES.md). Where TensorFlow does not use oneDNN by
+    itself, a training takes up to twice as much, and the plan may be 40 % off; the environment
+    variable TF_ENABLE_ONEDNN_OPTS=1 turns oneDNN on. The plan has not been compared with a GPU's.
 
     Args:
         model: the model; its variables and those of the optimizer are created.
-        loss: as for `keras.Model.compile`, or a `gradlab.WholeBatch`, whose predictions of the whole batch come on top.
+        loss: as for `keras.Model.compile`, or a `gradlab.WholeBatch`, whose predictions of the
+            whole batch come on top.
         optimizer: a Keras optimizer, or its name.
         example: (x, y) or (x, y, sample_weight): nests of arrays with at least one example.
         in_flight: the number of micro-batches that are computed at once.
@@ -159,8 +173,8 @@ def plan_memory(model: keras.Model, loss: Any, optimizer: Any, example: tuple, *
     found = plan_of(model, objective, optimizer, batch, in_flight)
     if found is None:
         raise ValueError(
-            "model must have no loops, such as those of recurrent layers, whose memory its graph does not show. "
-            f"Received: {model.name}"
+            "model must have no loops, such as those of recurrent layers, whose memory its graph "
+            f"does not show. Received: {model.name}"
         )
     return found
 
@@ -201,12 +215,16 @@ class _Step:
     """Traces the forward and backward pass of a micro-batch, and the addition of its gradients."""
 
     def __init__(self, model: keras.Model, objective: Objective, batch: tuple):
-        self._model, self._objective, self._batch = model, objective, batch
+        self._model = model
+        self._objective = objective
+        self._batch = batch
         self._names: dict[int, set[str]] = {}
 
     def trace(self, examples: int) -> tf.Graph:
         """The graph for a number of examples."""
-        specs = map_tensors(lambda tensor: tf.TensorSpec([examples, *tensor.shape[1:]], tensor.dtype), self._batch)
+        specs = map_tensors(
+            lambda tensor: tf.TensorSpec([examples, *tensor.shape[1:]], tensor.dtype), self._batch
+        )
         variables = [variable.value for variable in self._model.trainable_weights]
         names: set[str] = set()
 
@@ -217,9 +235,13 @@ class _Step:
                 terms = self._objective(batch, y_pred, scope.losses, examples)
                 loss = total_loss(terms)
                 for whole in (term.whole for term in terms if term.whole is not None):
-                    loss += differentiable(whole, [tf.ones_like(one) for one in tf.nest.flatten(whole.predictions)])
+                    loss += differentiable(
+                        whole, [tf.ones_like(one) for one in tf.nest.flatten(whole.predictions)]
+                    )
             gradients = [one for one in tape.gradient(loss, variables) if one is not None]
-            names.update((one.values if isinstance(one, tf.IndexedSlices) else one).name for one in gradients)
+            names.update(
+                (one.values if isinstance(one, tf.IndexedSlices) else one).name for one in gradients
+            )
             # Reads each gradient, as its addition to the accumulator does.
             return loss, [tf.reduce_sum(tf.convert_to_tensor(one)) for one in gradients]
 

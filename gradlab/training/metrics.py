@@ -1,8 +1,9 @@
 """The metrics of a window that is computed in micro-batches.
 
-Keras updates metrics once for each batch. Here every micro-batch updates them. For metrics that sum over examples this
-is the same. A metric that gets one number for each batch, such as a function that returns a scalar, would count every
-micro-batch like a batch: its sums count by the micro-batch's share of the window's examples instead.
+Keras updates metrics once for each batch. Here every micro-batch updates them. For metrics that sum
+over examples this is the same. A metric that gets one number for each batch, such as a function
+that returns a scalar, would count every micro-batch like a batch: its sums count by the
+micro-batch's share of the window's examples instead.
 """
 
 from collections.abc import Callable
@@ -17,17 +18,18 @@ from gradlab.training import _keras_internals as internals
 from gradlab.training.objective import Objective
 
 CALLS_WARNING = (
-    "{name} counts the batches it is given, in a way that gradlab cannot turn into examples: it counts each "
-    "micro-batch as a batch."
+    "{name} counts the batches it is given, in a way that gradlab cannot turn into examples: it "
+    "counts each micro-batch as a batch."
 )
 
 OWN_WARNING = (
-    "{name} is a metric of a class of its own, which each micro-batch updates like a batch: its result is the batch's "
-    "if it sums over examples, and not if it keeps a last value, a maximum or a mean of batches."
+    "{name} is a metric of a class of its own, which each micro-batch updates like a batch: its "
+    "result is the batch's if it sums over examples, and not if it keeps a last value, a maximum "
+    "or a mean of batches."
 )
 READS_WARNING = (
-    "{name} reads variables, which Keras updates before it computes a metric; for micro-batches they have the values "
-    "from before the update."
+    "{name} reads variables, which Keras updates before it computes a metric; for micro-batches "
+    "they have the values from before the update."
 )
 
 
@@ -36,15 +38,16 @@ class MetricsPlan:
     """What tracing `compute_metrics` once showed.
 
     Attributes:
-        by_share: the ids of variables whose increments count by the micro-batch's share of the window.
+        by_share: the ids of variables whose increments count by the micro-batch's share of the
+            window.
         in_loss: the ids of those that the model's own `compute_loss` updates.
-        counting: for metrics that count batches in a way that cannot be divided into shares, their variables:
-            {id: the metric's name}. They are assigned by every micro-batch.
-        after: metrics that are functions whose values do not depend on the examples, such as a learning rate: they are
-            updated once, after the optimizer, as in Keras.
+        counting: for metrics that count batches in a way that cannot be divided into shares, their
+            variables: {id: the metric's name}. They are assigned by every micro-batch.
+        after: metrics that are functions whose values do not depend on the examples, such as a
+            learning rate: they are updated once, after the optimizer, as in Keras.
         warnings: what a user should know of some metrics.
-        logs: for each entry that a model's own `compute_metrics` returns: (name, shape, type, whether it is a result of
-            metrics). Other entries are averaged over the examples.
+        logs: for each entry that a model's own `compute_metrics` returns: (name, shape, type,
+            whether it is a result of metrics). Other entries are averaged over the examples.
         losses: the names of entries for the losses, which are known at the end of the window.
     """
 
@@ -67,22 +70,28 @@ class MetricsPlan:
             for (name, _, dtype, is_result), kept in zip(self.logs, logs)
         ]
 
-    def weigh(self, scope: keras.StatelessScope, before: dict, share: tf.Tensor, of_loss: tf.Tensor) -> None:
+    def weigh(
+        self, scope: keras.StatelessScope, before: dict, share: tf.Tensor, of_loss: tf.Tensor
+    ) -> None:
         """Lets increments count by a micro-batch's share of the window.
 
         Args:
             scope: the scope of the micro-batch, which is changed.
             before: the values at its beginning, by id(variable).
             share: the share.
-            of_loss: the same for what the model's own `compute_loss` adds: 1 if its result is a sum over the examples.
+            of_loss: the same for what the model's own `compute_loss` adds: 1 if its result is a sum
+                over the examples.
         """
         for key in (id(variable) for metric in self.after for variable in metric.variables):
             scope.state_mapping.pop(key, None)
             if key in before:
                 scope.state_mapping[key] = before[key]
         for key in self.by_share:
-            old, new = before[key], scope.state_mapping[key]
-            scope.state_mapping[key] = old + (new - old) * tf.cast(of_loss if key in self.in_loss else share, old.dtype)
+            old = before[key]
+            new = scope.state_mapping[key]
+            scope.state_mapping[key] = old + (new - old) * tf.cast(
+                of_loss if key in self.in_loss else share, old.dtype
+            )
 
 
 def update_after(model: keras.Model, metrics: list, batch: tuple, predictions: Any) -> None:
@@ -146,9 +155,10 @@ def plan_metrics(
         before: the values of the metrics' variables before it, by id(variable).
         in_loss: the ids of the variables that the model's own `compute_loss` assigned.
         logs: what it returned.
-        reads: a function (tensor) -> whether it depends on other variables, other than through the predictions; None in
-            an evaluation, which has no update.
-        of_data, of_metrics: functions (tensor) -> whether it depends on the batch, or on the metrics' variables.
+        reads: a function (tensor) -> whether it depends on other variables, other than through the
+            predictions; None in an evaluation, which has no update.
+        of_data, of_metrics: functions (tensor) -> whether it depends on the batch, or on the
+            metrics' variables.
     """
     by_share: set = set()
     counting: dict = {}
@@ -168,7 +178,8 @@ def plan_metrics(
             warnings.append(READS_WARNING.format(name=metric.name))
         if all(of_data(value) for value in values.values()):
             continue  # nothing in it counts calls
-        # What counts calls is assigned once per window; what is added to it at each call gets a share.
+        # What counts calls is assigned once per window; what is added to it at each call gets a
+        # share.
         sums = [key for key, value in values.items() if of_data(value)]
         if all(_is_increment(values[key], before[key]) for key in sums):
             by_share.update(sums)
@@ -177,9 +188,13 @@ def plan_metrics(
     if not has_own_metrics:
         return MetricsPlan(by_share, in_loss, counting, after, warnings)
     losses = internals.loss_names(model)
-    others = {name: tf.convert_to_tensor(value) for name, value in logs.items() if name not in losses}
+    others = {
+        name: tf.convert_to_tensor(value) for name, value in logs.items() if name not in losses
+    }
     own = [(name, value.shape, value.dtype, of_metrics(value)) for name, value in others.items()]
-    return MetricsPlan(by_share, in_loss, counting, after, warnings, own, [name for name in logs if name in losses])
+    return MetricsPlan(
+        by_share, in_loss, counting, after, warnings, own, [name for name in logs if name in losses]
+    )
 
 
 def _is_increment(value: Any, before: Any) -> bool:
@@ -187,4 +202,6 @@ def _is_increment(value: Any, before: Any) -> bool:
     while value.op.type in ("Identity", "StopGradient"):
         value = value.op.inputs[0]
     names = [tensor.name for tensor in value.op.inputs]
-    return value.dtype.is_floating and value.op.type in ("AddV2", "AssignAdd") and before.name in names
+    return (
+        value.dtype.is_floating and value.op.type in ("AddV2", "AssignAdd") and before.name in names
+    )

@@ -1,8 +1,9 @@
 """A Keras loss split into sums and divisors, so that micro-batches add up to the large batch.
 
-Keras gives one number for each batch, already divided: by the number of examples, by the number of elements that a mask
-lets through, or by the sum of the sample weights, depending on the loss' `reduction`. The mean of the micro-batches'
-numbers is the large batch's only if every micro-batch divides by the same number. So gradlab keeps the two apart.
+Keras gives one number for each batch, already divided: by the number of examples, by the number of
+elements that a mask lets through, or by the sum of the sample weights, depending on the loss'
+`reduction`. The mean of the micro-batches' numbers is the large batch's only if every micro-batch
+divides by the same number. So gradlab keeps the two apart.
 """
 
 import contextlib
@@ -25,16 +26,19 @@ class Objective:
         loss, loss_weights: as for `keras.Model.compile`.
         output_names: the names of the model's outputs, to find losses by name.
         by_weight: divide every loss by the sum of its sample weights, whatever its reduction says.
-        own: the model's own `compute_loss`, a function (x, y, y_pred, sample_weight) -> a scalar. It takes the place of
-            loss and loss_weights. None: there is none.
-        batch_losses: what losses are said to be that give one number for a batch: "mean" or "sum" over the examples, or
-            a dict with that for the names of layers and losses. None: nothing is said of them.
+        own: the model's own `compute_loss`, a function (x, y, y_pred, sample_weight) -> a scalar.
+            It takes the place of loss and loss_weights. None: there is none.
+        batch_losses: what losses are said to be that give one number for a batch: "mean" or "sum"
+            over the examples, or a dict with that for the names of layers and losses. None: nothing
+            is said of them.
 
     Attributes:
-        numbers: the names of the losses that give one number for a batch instead of one for each example, as of the
-            last call: `own`, or losses of `compile`.
-        unknown: the names of losses with a value for each example that may depend on other examples, likewise.
-        sees_whole: whether there is a loss over the whole batch, as far as is known: all are after the first call.
+        numbers: the names of the losses that give one number for a batch instead of one for each
+            example, as of the last call: `own`, or losses of `compile`.
+        unknown: the names of losses with a value for each example that may depend on other
+            examples, likewise.
+        sees_whole: whether there is a loss over the whole batch, as far as is known: all are after
+            the first call.
 
     Raises:
         ValueError: a loss without a reduction.
@@ -51,21 +55,27 @@ class Objective:
     ):
         self._taken: list[Term] = []
         self._slopes: list | None = None
-        self.own, self._batch_losses = own, batch_losses
+        self.own = own
+        self._batch_losses = batch_losses
         self.numbers: list[str] = []
         self.unknown: list[str] = []
         for one in keras.tree.flatten(loss):
             if isinstance(one, keras.losses.Loss):
                 check_reduction(one)
-        self.sees_whole = own is None and any(isinstance(one, WholeBatch) for one in keras.tree.flatten(loss))
+        self.sees_whole = own is None and any(
+            isinstance(one, WholeBatch) for one in keras.tree.flatten(loss)
+        )
         self._compiled: Any = None
 
         def replace(one, loss_weight):
             if isinstance(one, WholeBatch):
-                return lambda *seen: self._whole_term(_by_weight(one) if by_weight else one, loss_weight, seen)
+                return lambda *seen: self._whole_term(
+                    _by_weight(one) if by_weight else one, loss_weight, seen
+                )
             return SumAndDivisor(one, loss_weight, self._taken, by_weight, self._batch_term)
 
-        if isinstance(loss, WholeBatch) and own is None:  # the only loss, which sees the nest of all outputs
+        # The only loss, which sees the nest of all outputs
+        if isinstance(loss, WholeBatch) and own is None:
             self._compiled = replace(loss, 1.0 if loss_weights is None else loss_weights)
         elif loss is not None and own is None:
             self._compiled = internals.LossOfOutputs(loss, loss_weights, output_names, replace)
@@ -84,12 +94,14 @@ class Objective:
         Args:
             batch: (x, y, sample_weight).
             y_pred: the predictions.
-            added: the losses that layers added. As in Keras, one that is not a scalar counts as its sum.
+            added: the losses that layers added. As in Keras, one that is not a scalar counts as its
+                sum.
             examples: the number of examples, a scalar tensor.
-            factors: for each of the numbers that are said to be means or sums, in the order of `numbers` and then of
-                added, a factor that makes it a mean over the examples. None: they are means.
-            slopes: for each loss over the whole batch, in order, its gradients with respect to these predictions.
-                None: the terms of these losses are 0.
+            factors: for each of the numbers that are said to be means or sums, in the order of
+                `numbers` and then of added, a factor that makes it a mean over the examples. None:
+                they are means.
+            slopes: for each loss over the whole batch, in order, its gradients with respect to
+                these predictions. None: the terms of these losses are 0.
 
         Returns:
             The list of `Term`s. The added losses together are the last one.
@@ -103,18 +115,27 @@ class Objective:
             return tf.cast(number, dtype) * tf.cast(next(left), dtype) * examples
 
         terms = [
-            Term(as_mean(term.total), examples, "examples", term.loss_weight) if term.kind == "number" else term
+            Term(as_mean(term.total), examples, "examples", term.loss_weight)
+            if term.kind == "number"
+            else term
             for term in terms
         ]
         if added and self.own is None:
-            terms.append(Term(tf.add_n([as_mean(tf.reduce_sum(loss)) for loss in added]), examples, "examples"))
+            terms.append(
+                Term(
+                    tf.add_n([as_mean(tf.reduce_sum(loss)) for loss in added]), examples, "examples"
+                )
+            )
         if not terms:
-            raise ValueError("There is no loss to compute: give one to compile, or add one in a layer. Received: None")
+            raise ValueError(
+                "There is no loss to compute: give one to compile, or add one in a layer. "
+                "Received: None"
+            )
         return terms
 
     def one_by_one(self, batch: tuple, y_pred: Any, added: list) -> list:
-        """The losses that are one number for a batch, in the order of `numbers`, those that layers added, and the sums
-        of those that are `unknown`.
+        """The losses that are one number for a batch, in the order of `numbers`, those that layers
+        added, and the sums of those that are `unknown`.
 
         An own loss that adds `model.losses` itself contains what layers added already.
         """
@@ -124,7 +145,8 @@ class Objective:
         return numbers + [term.total for term in terms if not term.is_known]
 
     def _terms(self, batch: tuple, y_pred: Any, slopes: list | None = None) -> list[Term]:
-        """The terms of the model's own loss, or of the losses of `compile`; of kind "number" for one for the batch."""
+        """The terms of the model's own loss, or of the losses of `compile`; of kind "number" for
+        one for the batch."""
         x, y, sample_weight = batch
         self._taken.clear()
         self._slopes = None if slopes is None else list(slopes)
@@ -140,11 +162,14 @@ class Objective:
     def _own_term(self, number: Any) -> Term:
         """The term of the model's own `compute_loss`."""
         if number.shape.rank != 0:
-            raise ValueError(f"compute_loss must return a scalar. Received: a tensor of shape {number.shape}")
+            raise ValueError(
+                f"compute_loss must return a scalar. Received: a tensor of shape {number.shape}"
+            )
         return Term(number, None, "number", name="compute_loss")
 
     def _batch_term(self, loss: keras.losses.Loss, loss_weight: Any, seen: tuple) -> tf.Tensor:
-        """Appends the term of a loss that may relate the examples: what it is said to be, or over the whole batch."""
+        """Appends the term of a loss that may relate the examples: what it is said to be, or over
+        the whole batch."""
         name = loss.name.strip("<>")
         if self.said_of(name) is None:
             self.sees_whole = True
@@ -154,19 +179,31 @@ class Objective:
         return number
 
     def said_of(self, name: str) -> str | None:
-        """What a loss with this name, which gives one number for a batch, is said to be: "mean", "sum" or None."""
+        """What a loss with this name, which gives one number for a batch, is said to be: "mean",
+        "sum" or None."""
         said = self._batch_losses
         return said.get(name) if isinstance(said, dict) else said
 
     def _whole_term(self, loss: keras.losses.Loss, loss_weight: Any, seen: tuple) -> tf.Tensor:
         """Appends the term of a loss over the whole batch."""
-        whole, dtype = seen_by(loss, *seen), accumulation_dtype(keras.config.floatx())
+        whole = seen_by(loss, *seen)
+        dtype = accumulation_dtype(keras.config.floatx())
         total = tf.zeros([], dtype)
         if self._slopes is not None:
             total = tf.cast(differentiable(whole, self._slopes.pop(0)), dtype)
         padded = any(lengths_of(tensor) for tensor in tf.nest.flatten(seen) if tf.is_tensor(tensor))
         divisor = tf.ones([], dtype)
-        self._taken.append(Term(total, divisor, "sum", loss_weight, name=loss.name, whole=whole, counts_padding=padded))
+        self._taken.append(
+            Term(
+                total,
+                divisor,
+                "sum",
+                loss_weight,
+                name=loss.name,
+                whole=whole,
+                counts_padding=padded,
+            )
+        )
         return total
 
     @property
@@ -191,9 +228,14 @@ class _NoRegularizer(keras.regularizers.Regularizer):
 
 @contextlib.contextmanager
 def _without_regularizers(variables: list, tape: tf.GradientTape) -> Iterator[_NoRegularizer]:
-    """Gives variables another regularizer for a while, which it yields. `losses` of a model shows them no other way."""
+    """Gives variables another regularizer for a while, which it yields. `losses` of a model shows
+    them no other way."""
     nothing = _NoRegularizer(tape)
-    kept = [(variable, variable.regularizer) for variable in variables if variable.regularizer is not None]
+    kept = [
+        (variable, variable.regularizer)
+        for variable in variables
+        if variable.regularizer is not None
+    ]
     try:
         for variable, _ in kept:
             variable.regularizer = nothing
@@ -204,17 +246,18 @@ def _without_regularizers(variables: list, tape: tf.GradientTape) -> Iterator[_N
 
 
 OWN_REGULARIZATION = (
-    "The compute_loss of {model} must add the regularization losses of the weights once, all of them or none: gradlab "
-    "adds them once per update. Received: {received}"
+    "The compute_loss of {model} must add the regularization losses of the weights once, all of "
+    "them or none: gradlab adds them once per update. Received: {received}"
 )
 
 
 class OwnLoss:
-    """A model's own `compute_loss`, without regularization: a function (x, y, y_pred, sample_weight) -> its result.
+    """A model's own `compute_loss`, without regularization: a function (x, y, y_pred,
+    sample_weight) -> its result.
 
     Attributes:
-        is_regularized: whether the last call added the regularization losses of the weights. These are not a mean over
-            examples, and are added once per update.
+        is_regularized: whether the last call added the regularization losses of the weights. These
+            are not a mean over examples, and are added once per update.
 
     Raises:
         ValueError: it adds the regularization of some weights only.
@@ -222,27 +265,39 @@ class OwnLoss:
     """
 
     def __init__(self, model: keras.Model, training: bool):
-        self._model, self._training = model, training
+        self._model = model
+        self._training = training
         self.is_regularized = False
 
     def __call__(self, *batch: Any) -> tf.Tensor:
         variables = self._model.trainable_variables
         with tf.GradientTape() as tape, _without_regularizers(variables, tape) as regularizer:
-            loss = tf.convert_to_tensor(internals.compute_loss(self._model, *batch, training=self._training))
+            loss = tf.convert_to_tensor(
+                internals.compute_loss(self._model, *batch, training=self._training)
+            )
         given = list(regularizer.given.values())
-        slopes = [[slope for slope in each if slope is not None] for each in tape.gradient(loss, given)]
+        slopes = [
+            [slope for slope in each if slope is not None] for each in tape.gradient(loss, given)
+        ]
         self.is_regularized = any(slopes)
         if not self.is_regularized:
             return loss
-        if not all(slopes) or len(given) < sum(variable.regularizer is not None for variable in variables):
-            raise ValueError(OWN_REGULARIZATION.format(model=self._model.name, received="that of some weights only"))
+        if not all(slopes) or len(given) < sum(
+            variable.regularizer is not None for variable in variables
+        ):
+            raise ValueError(
+                OWN_REGULARIZATION.format(
+                    model=self._model.name, received="that of some weights only"
+                )
+            )
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         totals = tf.stack([tf.add_n(each) for each in slopes])
         once = tf.abs(totals - 1) < 1e-6
         if replicas > 1:  # Keras divides it among them
             once |= tf.abs(totals * replicas - 1) < 1e-6
         check = tf.debugging.Assert(
-            tf.reduce_all(once), [OWN_REGULARIZATION.format(model=self._model.name, received="multiples of"), totals]
+            tf.reduce_all(once),
+            [OWN_REGULARIZATION.format(model=self._model.name, received="multiples of"), totals],
         )
         with tf.control_dependencies([] if check is None else [check]):
             return tf.identity(loss)
@@ -251,7 +306,8 @@ class OwnLoss:
 def total_loss(
     terms: list[Term], divisors: list | None = None, totals: dict[int, tf.Tensor] | None = None
 ) -> tf.Tensor:
-    """The loss with these terms, a scalar; given the divisors of a window, the micro-batch's share in its loss.
+    """The loss with these terms, a scalar; given the divisors of a window, the micro-batch's share
+    in its loss.
 
     Args:
         terms: the terms.
@@ -260,13 +316,19 @@ def total_loss(
     """
     divisors = [term.divisor for term in terms] if divisors is None else divisors
     known = [(totals or {}).get(i, term.total) for i, term in enumerate(terms)]
-    shares = [tf.math.divide_no_nan(total, tf.cast(divisor, total.dtype)) for total, divisor in zip(known, divisors)]
+    shares = [
+        tf.math.divide_no_nan(total, tf.cast(divisor, total.dtype))
+        for total, divisor in zip(known, divisors)
+    ]
     dtype = accumulation_dtype(keras.config.floatx())
-    return tf.add_n([tf.cast(share * term.loss_weight, dtype) for share, term in zip(shares, terms)])
+    return tf.add_n(
+        [tf.cast(share * term.loss_weight, dtype) for share, term in zip(shares, terms)]
+    )
 
 
 def common_divisor(terms: list[Term]) -> tf.Tensor | None:
-    """The number by which the loss of a micro-batch with these terms was divided; None if the terms differ in it."""
+    """The number by which the loss of a micro-batch with these terms was divided; None if the terms
+    differ in it."""
     kinds = {term.kind for term in terms}
     if kinds == {"own"}:
         return terms[0].divisor if len(terms) == 1 else None

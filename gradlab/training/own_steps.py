@@ -1,4 +1,5 @@
-"""value_and_gradients: a loss of one's own and its gradients, computed one micro-batch at a time."""
+"""value_and_gradients: a loss of one's own and its gradients, computed one micro-batch at a
+time."""
 
 import warnings
 from collections.abc import Callable
@@ -7,7 +8,15 @@ from typing import Any
 import tensorflow as tf
 
 from gradlab import _checks
-from gradlab._batches import as_tensor, examples_of, map_tensors, rows_of, spec_of, spread_rows, tensors_of
+from gradlab._batches import (
+    as_tensor,
+    examples_of,
+    map_tensors,
+    rows_of,
+    spec_of,
+    spread_rows,
+    tensors_of,
+)
 from gradlab.averaging import divide
 from gradlab.training import batch_norm
 from gradlab.training.own_loss import TracedLoss, entries_of, sum_dtype, trace_loss
@@ -40,37 +49,43 @@ def value_and_gradients(
 
         loss, gradients = value_and_gradients(mean_loss, model.trainable_variables, (x, y), microbatch_size=4)
 
-    and gives the same numbers. Only one micro-batch's activations are in memory. Call it inside a `tf.function`, as
-    Keras calls a `train_step`: elsewhere the loss is traced anew in each call.
+    and gives the same numbers. Only one micro-batch's activations are in memory. Call it inside a
+    `tf.function`, as Keras calls a `train_step`: elsewhere the loss is traced anew in each call.
 
-    Everything that depends on the examples belongs in `data`, such as random numbers for a generator: each micro-batch
-    gets its rows. Layers draw random numbers for each micro-batch. Batch normalization uses the statistics of each
-    micro-batch, and its moving averages are updated once. On several replicas, each computes its own examples, as a
-    tape does.
+    Everything that depends on the examples belongs in `data`, such as random numbers for a
+    generator: each micro-batch gets its rows. Layers draw random numbers for each micro-batch.
+    Batch normalization uses the statistics of each micro-batch, and its moving averages are updated
+    once. On several replicas, each computes its own examples, as a tape does.
 
     Args:
-        loss: a function (`*data`) -> a scalar, or a dict, list or tuple of tensors. The entry "loss", or else the first
-            one, is differentiated. Each entry is either a scalar, or has a row for each example.
-        variables: what to differentiate with respect to: variables of TensorFlow or Keras, or a nest of them.
-        data: a tuple of the arguments of `loss`: nests of tensors with the same number of examples. A single argument
-            need not be in a tuple. None where an argument is missing.
-        microbatch_size: the number of examples of a micro-batch; the last one of a batch may be smaller.
-        reduction: what the scalars are: "mean" for means over the examples; "sum" for sums over them. With "sum", the
-            entry that is differentiated may also have a row for each example, as in `tape.gradient(losses, ...)`,
-            which differentiates the sum.
-        in_flight: the number of micro-batches that may be computed at once, as in `gradlab.window.Loop`.
+        loss: a function (`*data`) -> a scalar, or a dict, list or tuple of tensors. The entry
+            "loss", or else the first one, is differentiated. Each entry is either a scalar, or has
+            a row for each example.
+        variables: what to differentiate with respect to: variables of TensorFlow or Keras, or a
+            nest of them.
+        data: a tuple of the arguments of `loss`: nests of tensors with the same number of examples.
+            A single argument need not be in a tuple. None where an argument is missing.
+        microbatch_size: the number of examples of a micro-batch; the last one of a batch may be
+            smaller.
+        reduction: what the scalars are: "mean" for means over the examples; "sum" for sums over
+            them. With "sum", the entry that is differentiated may also have a row for each example,
+            as in `tape.gradient(losses, ...)`, which differentiates the sum.
+        in_flight: the number of micro-batches that may be computed at once, as in
+            `gradlab.window.Loop`.
 
     Returns:
-        What `loss` returns for the whole batch, and the gradients: a nest like the variables, of dense tensors, or None
-        where the loss does not depend on the variable.
+        What `loss` returns for the whole batch, and the gradients: a nest like the variables, of
+        dense tensors, or None where the loss does not depend on the variable.
 
     Raises:
-        ValueError: an argument out of range, entries that are neither scalars nor rows, a loss that is not a scalar
-            although the reduction is "mean", or a loss that assigns variables from the examples.
-        tf.errors.InvalidArgumentError: a scalar is not what the reduction says, or rows depend on other examples.
-            gradlab compares the entries for a few examples with those for their halves in the first three calls. A
-            loss that draws random numbers is compared in the first call, and only gross differences show, such as a sum
-            where a mean was promised. Compiled with XLA, which drops such errors, the scalars and gradients are NaN.
+        ValueError: an argument out of range, entries that are neither scalars nor rows, a loss that
+            is not a scalar although the reduction is "mean", or a loss that assigns variables from
+            the examples.
+        tf.errors.InvalidArgumentError: a scalar is not what the reduction says, or rows depend on
+            other examples. gradlab compares the entries for a few examples with those for their
+            halves in the first three calls. A loss that draws random numbers is compared in the
+            first call, and only gross differences show, such as a sum where a mean was promised.
+            Compiled with XLA, which drops such errors, the scalars and gradients are NaN.
 
     Example:
         >>> w = tf.Variable(2.0)
@@ -92,11 +107,15 @@ def value_and_gradients(
         raise ValueError(f"data must hold at least one tensor. Received: {data!r}")
     scalars = [tensor for tensor in tensors_of(data) if tensor.shape.rank == 0]
     if scalars:
-        raise ValueError(f"data must be tensors with a row for each example. Received: a scalar, {scalars[0]!r}")
+        raise ValueError(
+            f"data must be tensors with a row for each example. Received: a scalar, {scalars[0]!r}"
+        )
     is_mean = reduction == "mean"
     traced = trace_loss(loss, map_tensors(spec_of, data), is_mean)
     if traced.state.normalizing:
-        warnings.warn(batch_norm.WARNING.format(layers=", ".join(traced.state.normalizing)), stacklevel=2)
+        warnings.warn(
+            batch_norm.WARNING.format(layers=", ".join(traced.state.normalizing)), stacklevel=2
+        )
     is_right = _check(traced, data, is_mean, max(2, int(microbatch_size)))
     with tf.control_dependencies([is_right]):
         data = map_tensors(tf.identity, data)
@@ -114,11 +133,14 @@ def value_and_gradients(
 
 
 def _check(traced: TracedLoss, data: tuple, is_mean: bool, most: int) -> tf.Tensor:
-    """Whether the entries are what they are said to be: a boolean scalar. Computing it fails if they are not."""
+    """Whether the entries are what they are said to be: a boolean scalar. Computing it fails if
+    they are not."""
     few = tf.minimum(examples_of(data), most)
-    if traced.state.normalizing:  # halves have other statistics; two copies of some examples have the same as one
+    # Halves have other statistics; two copies of some examples have the same as one
+    if traced.state.normalizing:
         half = slice(0, tf.minimum(examples_of(data), tf.maximum(1, few // 2)))
-        data, few = map_tensors(lambda tensor: _twice(rows_of(tensor, half)), data), 2 * half.stop
+        data = map_tensors(lambda tensor: _twice(rows_of(tensor, half)), data)
+        few = 2 * half.stop
     else:
         data = spread_rows(data, few)
 
@@ -126,13 +148,20 @@ def _check(traced: TracedLoss, data: tuple, is_mean: bool, most: int) -> tf.Tens
         part = map_tensors(lambda tensor: rows_of(tensor, rows), data)
         return traced.scalars(tf.constant(shift), *part)
 
-    dtypes, of_rows = [entry.dtype for entry in traced.entries], [entry.shape.rank != 0 for entry in traced.entries]
-    return ReductionCheck(traced.names, dtypes, is_mean, of_rows, traced.main, traced.is_random)(scalars, few)
+    dtypes = [entry.dtype for entry in traced.entries]
+    of_rows = [entry.shape.rank != 0 for entry in traced.entries]
+    return ReductionCheck(traced.names, dtypes, is_mean, of_rows, traced.main, traced.is_random)(
+        scalars, few
+    )
 
 
 def _twice(tensor: Any) -> Any:
     """The examples of a tensor, and after them the same examples."""
-    join = tf.sparse.concat if isinstance(tensor, tf.SparseTensor) else lambda axis, both: tf.concat(both, axis)
+    join = (
+        tf.sparse.concat
+        if isinstance(tensor, tf.SparseTensor)
+        else lambda axis, both: tf.concat(both, axis)
+    )
     return join(0, [tensor, tensor])
 
 
@@ -160,20 +189,31 @@ class _Window:
         is_mean: bool,
         is_right: tf.Tensor,
     ):
-        self._traced, self._loss, self._examples, self._is_mean = traced, loss, examples, is_mean
+        self._traced = traced
+        self._loss = loss
+        self._examples = examples
+        self._is_mean = is_mean
         self._steps = -(-examples // microbatch_size)
         self.dtype = sum_dtype(traced.entries)
-        self._one = tf.where(is_right, tf.ones([], self.dtype), tf.constant(float("nan"), self.dtype))
+        self._one = tf.where(
+            is_right, tf.ones([], self.dtype), tf.constant(float("nan"), self.dtype)
+        )
 
     def begin(self) -> tuple:
         """The state before the first micro-batch: variables, statistics, and the entries so far."""
         state = self._traced.state
-        return state.begin(), state.averages.zeros(self.dtype), [self._nothing(entry) for entry in self._traced.entries]
+        return (
+            state.begin(),
+            state.averages.zeros(self.dtype),
+            [self._nothing(entry) for entry in self._traced.entries],
+        )
 
     def _nothing(self, entry: tf.Tensor) -> Any:
         if entry.shape.rank == 0:
             return tf.zeros([], self._type_of_sum(entry))
-        return tf.TensorArray(entry.dtype, self._steps, infer_shape=False, element_shape=entry.shape)
+        return tf.TensorArray(
+            entry.dtype, self._steps, infer_shape=False, element_shape=entry.shape
+        )
 
     def _type_of_sum(self, entry: tf.Tensor) -> tf.DType:
         return entry.dtype if entry.dtype.is_integer and not self._is_mean else self.dtype
@@ -181,7 +221,8 @@ class _Window:
     def forward(self, microbatch: tuple, number: tf.Tensor, carried: tuple) -> Microbatch:
         """One micro-batch's forward pass."""
         values, statistics, kept = carried
-        state, examples = self._traced.state, examples_of(microbatch)
+        state = self._traced.state
+        examples = examples_of(microbatch)
         share = tf.cast(examples, self.dtype) / tf.cast(self._examples, self.dtype)
         share = self._one * share if self._is_mean else self._one
         with state.scope(values) as scope:

@@ -12,15 +12,16 @@ from gradlab.training import _keras_internals as internals
 from gradlab.training.term import lengths_of, weighs
 
 RULE = (
-    "The metric {name} must not depend on padding, whose amount depends on how micro-batches are cut: give the "
-    "outputs a mask (mask_zero=True) that the metric uses, or each token a weight and the metric to weighted_metrics. "
-    "Received: a metric that counts all positions alike"
+    "The metric {name} must not depend on padding, whose amount depends on how micro-batches are "
+    "cut: give the outputs a mask (mask_zero=True) that the metric uses, or each token a weight "
+    "and the metric to weighted_metrics. Received: a metric that counts all positions alike"
 )
 
 
 @contextlib.contextmanager
 def means_over_tokens(model: keras.Model, is_padded: bool) -> Iterator[None]:
-    """Lets metrics that are means count each token alike, whatever the length to which its text is padded.
+    """Lets metrics that are means count each token alike, whatever the length to which its text is
+    padded.
 
     Keras takes the mean over the positions of each text first, so it divides by the padded length.
 
@@ -31,7 +32,9 @@ def means_over_tokens(model: keras.Model, is_padded: bool) -> Iterator[None]:
     Raises:
         ValueError: in the block, for one of Keras' metrics that counts padding too.
     """
-    metrics = [one for one in _each_once(internals.metrics_of(model)) if is_padded and _compares(one)]
+    metrics = [
+        one for one in _each_once(internals.metrics_of(model)) if is_padded and _compares(one)
+    ]
     try:
         for metric in metrics:
             vars(metric)["update_state"] = functools.partial(_update, metric, metric.update_state)
@@ -54,22 +57,29 @@ def _compares(metric: Any) -> bool:
     return type(metric).__module__.startswith("keras.") and not told
 
 
-def _update(metric: Any, update_state: Callable, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-    """Updates a metric, and multiplies what is added by the padded length if its texts are padded."""
+def _update(
+    metric: Any, update_state: Callable, y_true: Any, y_pred: Any, sample_weight: Any = None
+) -> None:
+    """Updates a metric, and multiplies what is added by the padded length if its texts are
+    padded."""
     axes = lengths_of(y_pred)
     if not axes:
         update_state(y_true, y_pred, sample_weight)
         return
     is_mean = isinstance(metric, keras.metrics.Mean)
     weighted = weighs(sample_weight, axes)
-    masked = isinstance(metric, keras.metrics.MeanMetricWrapper) and internals.mask_of(y_pred) is not None
+    masked = (
+        isinstance(metric, keras.metrics.MeanMetricWrapper)
+        and internals.mask_of(y_pred) is not None
+    )
     if not (weighted or masked) or (is_mean and axes[-1] == len(y_pred.shape) - 1):
         raise ValueError(RULE.format(name=metric.name))
     if not is_mean:
         update_state(y_true, y_pred, sample_weight)
         return
     before = [tf.identity(variable.value) for variable in metric.variables]
-    for variable in metric.variables:  # a difference of large sums would have lost the digits of what is added
+    # A difference of large sums would have lost the digits of what is added
+    for variable in metric.variables:
         variable.assign(tf.zeros_like(variable.value))
     update_state(y_true, y_pred, sample_weight)
     length = tf.reduce_prod([tf.shape(y_pred)[axis] for axis in axes])

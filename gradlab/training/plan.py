@@ -1,4 +1,5 @@
-"""The plan of a window: which variables its forward passes assign, and what its losses divide by."""
+"""The plan of a window: which variables its forward passes assign, and what its losses divide
+by."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,8 +23,8 @@ from gradlab.training.tracing import Traced
 from gradlab.training.whole_batch import Whole, check_passes
 
 ASSIGNED_WARNING = (
-    "{path} is assigned from the examples in a forward pass: the micro-batches assign it one after the other, each "
-    "from its own examples, so it is not what the large batch would give it."
+    "{path} is assigned from the examples in a forward pass: the micro-batches assign it one "
+    "after the other, each from its own examples, so it is not what the large batch would give it."
 )
 
 
@@ -33,20 +34,25 @@ class Plan:
 
     Attributes:
         state: the variables that a forward pass assigns.
-        of_examples: the paths of those whose new value depends on the examples, other than metrics and moving averages
-            of batch normalization: each micro-batch assigns them, where the large batch would once.
+        of_examples: the paths of those whose new value depends on the examples, other than metrics
+            and moving averages of batch normalization: each micro-batch assigns them, where the
+            large batch would once.
         labels: which targets are class numbers, as `label_rules` describes.
         kinds: for each term of the loss, the kind of its divisor.
         loss_weights: for each term its factor in the total loss.
         numbers: the names of losses that give one number for a batch, as in `Objective`.
-        unknown: the names of losses of which it is unknown whether they depend on other examples, as in `Objective`.
-        adding: the names of the layers that add losses; empty if the model's own loss takes care of them.
-        reductions: what these numbers are, "mean" or "sum" over the examples: first `numbers`, then those of `adding`.
+        unknown: the names of losses of which it is unknown whether they depend on other examples,
+            as in `Objective`.
+        adding: the names of the layers that add losses; empty if the model's own loss takes care of
+            them.
+        reductions: what these numbers are, "mean" or "sum" over the examples: first `numbers`, then
+            those of `adding`.
         adds: whether layers add losses.
         metrics: how metrics are updated.
-        examples: the number of examples of the window over all replicas, or None if nothing asks for it.
-        divisors: the divisors of the whole window, one for each term, if the terms differ in them; else None. Those
-            that are proportional to the examples are None.
+        examples: the number of examples of the window over all replicas, or None if nothing asks
+            for it.
+        divisors: the divisors of the whole window, one for each term, if the terms differ in them;
+            else None. Those that are proportional to the examples are None.
         is_sum: whether the sums of gradients are the update's gradients, without a division.
         predictions: the model's traced outputs.
         whole: what losses over the whole batch see of a micro-batch: by the position of their term.
@@ -83,33 +89,45 @@ class Plan:
             total if kind == "sum" else tf.math.divide_no_nan(total, divisor)
             for (total, divisor), kind in zip(term_sums, self.kinds)
         ]
-        return tf.add_n([mean * tf.cast(factor, mean.dtype) for mean, factor in zip(means, self.loss_weights)]), means
+        return tf.add_n(
+            [mean * tf.cast(factor, mean.dtype) for mean, factor in zip(means, self.loss_weights)]
+        ), means
 
     def give_back(self, values: list, counters: bool = False) -> None:
-        """Gives the variables that are assigned at once these values; or only those that do not depend on examples."""
+        """Gives the variables that are assigned at once these values; or only those that do not
+        depend on examples."""
         for one, value in zip(self.direct, values):
             if not (counters and (one.of_data or one.draws)):
                 one.assign(value)
 
     def factors(self, examples: tf.Tensor, dtype: tf.DType) -> list:
-        """For each number of a micro-batch the factor that makes it a mean over the examples: window / examples."""
+        """For each number of a micro-batch the factor that makes it a mean over the examples:
+        window / examples."""
         if "sum" not in self.reductions:
             return [1.0] * len(self.reductions)
         times = tf.math.divide_no_nan(tf.cast(self.examples, dtype), tf.cast(examples, dtype))
         return [times if reduction == "sum" else 1.0 for reduction in self.reductions]
 
     def weight(self, terms: list[Term], examples: tf.Tensor) -> tf.Tensor:
-        """The weight of a micro-batch's loss: 1 if losses are sums or shares, else the number it was divided by."""
+        """The weight of a micro-batch's loss: 1 if losses are sums or shares, else the number it
+        was divided by."""
         if self.is_sum:
             return tf.ones_like(examples)
-        return examples if self.kinds[0] == "examples" else tf.cast(common_divisor(terms), examples.dtype)
+        return (
+            examples
+            if self.kinds[0] == "examples"
+            else tf.cast(common_divisor(terms), examples.dtype)
+        )
 
     def window_divisors(self, terms: list[Term], examples: tf.Tensor) -> list | None:
-        """The divisors of the window, for a micro-batch with these terms and so many examples; None for its own."""
+        """The divisors of the window, for a micro-batch with these terms and so many examples; None
+        for its own."""
         if self.divisors is None:
             return None
         return [
-            term.divisor * tf.cast(self.examples, term.divisor.dtype) / tf.cast(examples, term.divisor.dtype)
+            term.divisor
+            * tf.cast(self.examples, term.divisor.dtype)
+            / tf.cast(examples, term.divisor.dtype)
             if divisor is None
             else divisor
             for term, divisor in zip(terms, self.divisors)
@@ -132,13 +150,15 @@ def make_plan(
         model: the model.
         traced: what tracing its forward pass showed.
         batch: (x, y, sample_weight), this replica's part of the window.
-        microbatch_size: the examples of a micro-batch or a `Cut`, to count divisors if these must be known beforehand.
+        microbatch_size: the examples of a micro-batch or a `Cut`, to count divisors if these must
+            be known beforehand.
         training: whether to train the model or to evaluate it.
         skip_nonfinite: whether micro-batches may be left out.
         jit: whether XLA compiles each micro-batch's forward and backward pass.
 
     Raises:
-        ValueError: the model or its losses cannot be computed in micro-batches, or not with skip_nonfinite.
+        ValueError: the model or its losses cannot be computed in micro-batches, or not with
+            skip_nonfinite.
     """
     terms = traced.terms
     _check_overwritten(model, training)
@@ -150,8 +170,8 @@ def make_plan(
     whole = {i: term.whole for i, term in enumerate(terms) if term.whole is not None}
     if whole and skip_nonfinite:
         raise ValueError(
-            "skip_nonfinite must be False with a loss over the whole batch, to which a micro-batch that is left out "
-            f"would still belong. Received: {skip_nonfinite!r}"
+            "skip_nonfinite must be False with a loss over the whole batch, to which a "
+            f"micro-batch that is left out would still belong. Received: {skip_nonfinite!r}"
         )
     check_passes(list(whole.values()), traced.graph)
     kinds = [term.kind for term in terms]
@@ -159,11 +179,11 @@ def make_plan(
     if common_divisor(terms) is None:
         if skip_nonfinite:
             raise ValueError(
-                "skip_nonfinite needs losses that all divide by the number of examples, or one loss alone. "
-                f"Received: losses that divide by {', '.join(kinds)}"
+                "skip_nonfinite needs losses that all divide by the number of examples, or one "
+                f"loss alone. Received: losses that divide by {', '.join(kinds)}"
             )
-        # Losses with different divisors share one gradient, so the window's divisors must be known beforehand. An
-        # evaluation has no gradient: its sums are divided at the end.
+        # Losses with different divisors share one gradient, so the window's divisors must be known
+        # beforehand. An evaluation has no gradient: its sums are divided at the end.
         counts = [None] * len(kinds)
         if "own" in kinds and training:
             counts = sum_over_replicas(_count(traced.divisors, batch, microbatch_size, len(kinds)))
@@ -199,8 +219,15 @@ def make_plan(
 
 
 def _of_examples(model: keras.Model, traced: Traced) -> list[str]:
-    normalizing = [one for one in internals.layers_of(model) if isinstance(one, keras.layers.BatchNormalization)]
-    known = [*model.metrics_variables, *(variable for layer in normalizing for variable in layer.variables)]
+    normalizing = [
+        one
+        for one in internals.layers_of(model)
+        if isinstance(one, keras.layers.BatchNormalization)
+    ]
+    known = [
+        *model.metrics_variables,
+        *(variable for layer in normalizing for variable in layer.variables),
+    ]
     others = set(traced.assigned) - {id(variable) for variable in [*known, *traced.direct_of_keras]}
     carried = [traced.assigned[key][0].path for key in others if traced.of_data[key]]
     return carried + [one.name for one in traced.direct if one.of_data]
@@ -215,36 +242,47 @@ def _count(divisors: Callable, batch: tuple, microbatch_size: Any, terms: int) -
         return step + 1, [count + tf.cast(more, count.dtype) for count, more in zip(counts, seen)]
 
     zeros = [tf.zeros([], accumulation_dtype(keras.config.floatx()))] * terms
-    return tf.while_loop(lambda step, _: step < steps, body, (tf.constant(0), zeros), parallel_iterations=1)[1]
+    return tf.while_loop(
+        lambda step, _: step < steps, body, (tf.constant(0), zeros), parallel_iterations=1
+    )[1]
 
 
 def _check_direct(direct: list[Direct], microbatch_size: Any) -> None:
-    """Raises ValueError for variables that are assigned at once where they cannot get their value back."""
+    """Raises ValueError for variables that are assigned at once where they cannot get their value
+    back."""
     replicas = tf.distribute.get_replica_context().num_replicas_in_sync
     is_automatic = isinstance(microbatch_size, tf.Variable)
     if direct and (replicas > 1 or is_automatic):
         where = f"on {replicas} replicas" if replicas > 1 else 'with microbatch_size="auto"'
         raise ValueError(
-            "Layers and losses must assign their variables with Keras, as those of add_weight, outside of loops and "
-            f"functions of TensorFlow. Received: {direct[0].name}, {where}"
+            "Layers and losses must assign their variables with Keras, as those of add_weight, "
+            f"outside of loops and functions of TensorFlow. Received: {direct[0].name}, {where}"
         )
 
 
 def _check_loops(graph: tf.Graph) -> None:
-    """Raises ValueError for loops, such as those of recurrent layers: what they keep cannot leave XLA."""
-    loops = [operation.name for operation in graph.get_operations() if operation.type in ("While", "StatelessWhile")]
+    """Raises ValueError for loops, such as those of recurrent layers: what they keep cannot leave
+    XLA."""
+    loops = [
+        operation.name
+        for operation in graph.get_operations()
+        if operation.type in ("While", "StatelessWhile")
+    ]
     if loops:
         raise ValueError(
-            "jit_compile must be False for a model with loops, such as recurrent layers that are not unrolled. "
-            f"Received: {loops[0]}"
+            "jit_compile must be False for a model with loops, such as recurrent layers that are "
+            f"not unrolled. Received: {loops[0]}"
         )
 
 
 def _check_overwritten(model: keras.Model, training: bool) -> None:
-    """Raises ValueError if gradients of a variable are not gradients: those of float8 layers are new values."""
-    overwritten = [v.path for v in model.trainable_weights if v.overwrite_with_gradient] if training else []
+    """Raises ValueError if gradients of a variable are not gradients: those of float8 layers are
+    new values."""
+    overwritten = (
+        [v.path for v in model.trainable_weights if v.overwrite_with_gradient] if training else []
+    )
     if overwritten:
         raise ValueError(
-            "Variables must not be overwritten with their gradients, as those of float8 layers are: such values cannot "
-            f"be added up. Received: {', '.join(overwritten)}"
+            "Variables must not be overwritten with their gradients, as those of float8 layers "
+            f"are: such values cannot be added up. Received: {', '.join(overwritten)}"
         )

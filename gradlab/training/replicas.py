@@ -1,4 +1,5 @@
-"""The replicas of a tf.distribute strategy: each one's examples, one sum over all, one update on all."""
+"""The replicas of a tf.distribute strategy: each one's examples, one sum over all, one update on
+all."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +21,8 @@ def is_chief(strategy: tf.distribute.Strategy) -> bool:
 
 
 def rows_of_replica(window: Any, replicas: tf.Tensor) -> Any:
-    """This replica's examples of a window that is shared by a number of replicas, as equally as possible."""
+    """This replica's examples of a window that is shared by a number of replicas, as equally as
+    possible."""
     index = tf.distribute.get_replica_context().replica_id_in_sync_group % replicas
     examples = examples_of(window)
     rows = slice(examples * index // replicas, examples * (index + 1) // replicas)
@@ -28,15 +30,21 @@ def rows_of_replica(window: Any, replicas: tf.Tensor) -> Any:
 
 
 def sum_over_replicas(tensors: Any) -> Any:
-    """The sums of a nest of tensors over the replicas, with one all-reduce for all of them; None stays None."""
+    """The sums of a nest of tensors over the replicas, with one all-reduce for all of them; None
+    stays None."""
     context = tf.distribute.get_replica_context()
     if context.num_replicas_in_sync == 1:
         return tensors
     flat = tensors_of(tensors)
     dtype = tf.float64 if any(tensor.dtype == tf.float64 for tensor in flat) else tf.float32
     packed = tf.concat([tf.reshape(tf.cast(tensor, dtype), [-1]) for tensor in flat], axis=0)
-    pieces = tf.split(context.all_reduce(tf.distribute.ReduceOp.SUM, packed), [tf.size(tensor) for tensor in flat])
-    sums = iter(tf.cast(tf.reshape(piece, tensor.shape), tensor.dtype) for piece, tensor in zip(pieces, flat))
+    pieces = tf.split(
+        context.all_reduce(tf.distribute.ReduceOp.SUM, packed), [tf.size(tensor) for tensor in flat]
+    )
+    sums = iter(
+        tf.cast(tf.reshape(piece, tensor.shape), tensor.dtype)
+        for piece, tensor in zip(pieces, flat)
+    )
     return map_tensors(lambda tensor: next(sums), tensors)
 
 
@@ -46,7 +54,8 @@ def replicas_here(strategy: tf.distribute.Strategy) -> int:
 
 
 def over_workers(strategy: tf.distribute.Strategy, numbers: list[int]) -> np.ndarray:
-    """Integers of this worker and of all others, which must call this too: shape (workers, numbers).
+    """Integers of this worker and of all others, which must call this too: shape (workers,
+    numbers).
 
     With one worker, they are its own.
     """
@@ -57,17 +66,22 @@ def over_workers(strategy: tf.distribute.Strategy, numbers: list[int]) -> np.nda
     def gathered():
         return tf.distribute.get_replica_context().all_gather(tf.constant(own), axis=0)
 
-    found = strategy.experimental_local_results(tf.function(lambda: strategy.run(gathered))())[0].numpy()
+    found = strategy.experimental_local_results(tf.function(lambda: strategy.run(gathered))())[
+        0
+    ].numpy()
     return found[:: replicas_here(strategy)]  # the replicas of a worker say the same
 
 
-def apply_gradients(optimizer: Any, gradients: list, variables: list, only_if: tf.Tensor | None = None) -> None:
+def apply_gradients(
+    optimizer: Any, gradients: list, variables: list, only_if: tf.Tensor | None = None
+) -> None:
     """Applies gradients that are the same on all replicas, once.
 
     Args:
         optimizer: a Keras optimizer.
         gradients, variables: the gradients, already summed over the replicas, and their variables.
-        only_if: a boolean scalar, the same on all replicas. If it is False nothing happens, not even to `iterations`.
+        only_if: a boolean scalar, the same on all replicas. If it is False nothing happens, not
+            even to `iterations`.
     """
     context = tf.distribute.get_replica_context()
     replicas = context.num_replicas_in_sync
@@ -78,7 +92,8 @@ def apply_gradients(optimizer: Any, gradients: list, variables: list, only_if: t
     elif replicas == 1:
         tf.cond(only_if, lambda: _apply(optimizer, gradients, variables), lambda: 0)
     else:
-        # Replicas cannot wait for each other inside a branch, so one branch is taken for all of them together.
+        # Replicas cannot wait for each other inside a branch, so one branch is taken for all of
+        # them together.
         context.merge_call(_apply_on_each(optimizer, variables), args=(gradients, only_if))
 
 
@@ -94,6 +109,7 @@ def _apply_on_each(optimizer: Any, variables: list) -> Callable:
 
 
 def _apply(optimizer: Any, gradients: list, variables: list) -> int:
-    """Applies gradients by the method that Keras' `fit` calls, which an optimizer may have of its own."""
+    """Applies gradients by the method that Keras' `fit` calls, which an optimizer may have of its
+    own."""
     optimizer.apply_gradients(zip(gradients, variables))
     return 0

@@ -14,7 +14,8 @@ from gradlab.training import _keras_internals as internals
 
 # The settings that must not differ.
 FIXED = ("model", "layers", "variables", "optimizer")
-# The keys of Keras' configurations that differ from run to run, or only say where a class was found.
+# The keys of Keras' configurations that differ from run to run, or only say where a class was
+# found.
 UNIMPORTANT = ("name", "module", "registered_name", "build_config", "compile_config")
 
 
@@ -39,8 +40,8 @@ class Change(NamedTuple):
 def settings_of(model: keras.Model, optimizer: Any, dataset: Any = None, **settings: Any) -> dict:
     """Describes a training run by what changes its results. What is not known is left out.
 
-    The names of models, layers and optimizers do not count, because Keras numbers them. A function is described by its
-    name.
+    The names of models, layers and optimizers do not count, because Keras numbers them. A function
+    is described by its name.
 
     Args:
         model: the model: the classes of its layers, and the shapes and types of its variables.
@@ -71,7 +72,8 @@ def learning_rate_variable(optimizer: Any) -> keras.Variable | None:
 
 
 def described(value: Any) -> Any:
-    """A value as JSON has it: a function by its name, an object by its class and its Keras configuration."""
+    """A value as JSON has it: a function by its name, an object by its class and its Keras
+    configuration."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Mapping):
@@ -97,7 +99,8 @@ def differences(before: dict, now: dict) -> list[Change]:
 
 
 def _described_mapping(value: Mapping) -> Any:
-    if value.get("class_name") == "__lambda__":  # its configuration is compiled code, which contains line numbers
+    # Its configuration is compiled code, which contains line numbers
+    if value.get("class_name") == "__lambda__":
         return "<lambda>"
     return {str(key): described(part) for key, part in value.items() if key not in UNIMPORTANT}
 
@@ -106,7 +109,8 @@ def _config_of(value: Any) -> dict:
     """The Keras configuration of an object; empty if its class does not define one."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Keras warns of functions without a name, which it could not load again
+            # Keras warns of functions without a name, which it could not load again
+            warnings.simplefilter("ignore")
             return dict(value.get_config())
     except Exception:  # whatever the code of a user raises
         return {}
@@ -148,7 +152,10 @@ def _batches_of(dataset: Any) -> int | None:
 def _different_parts(name: str, before: Any, now: Any) -> list[tuple[str, Any, Any]]:
     """For each part that differs, its name and both values."""
     if isinstance(before, dict) and isinstance(now, dict):
-        parts = [(f"{name}.{key}", before.get(key), now.get(key)) for key in dict.fromkeys([*now, *before])]
+        parts = [
+            (f"{name}.{key}", before.get(key), now.get(key))
+            for key in dict.fromkeys([*now, *before])
+        ]
     elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
         parts = [(f"{name}[{i}]", *pair) for i, pair in enumerate(zip(before, now))]
     else:

@@ -15,10 +15,15 @@ from gradlab.training import _keras_internals as internals
 from gradlab.training.memory_plan import HELP, MEBIBYTE, MemoryPlan, plan_of, too_little
 from gradlab.training.update import WindowUpdate
 
-# A size is compared with the best larger one over so many pairs. It is better if it takes less than NEAR of the other's
-# time; one that takes more than WORSE of it ends the search, and so does the end of these SECONDS.
-PAIRS, NEAR, WORSE, SECONDS = 3, 0.95, 1.05, 20.0
-# What the least is, what helps, and what a training gets that takes more; for a loss over the whole batch and others.
+# A size is compared with the best larger one over so many pairs. It is better if it takes less than
+# NEAR of the other's time; one that takes more than WORSE of it ends the search, and so does the
+# end of these SECONDS.
+PAIRS = 3
+NEAR = 0.95
+WORSE = 1.05
+SECONDS = 20.0
+# What the least is, what helps, and what a training gets that takes more; for a loss over the whole
+# batch and others.
 OF_ONE = "a micro-batch of one example", HELP, "one example, with which memory runs out"
 OF_WHOLE = (
     "a micro-batch of one example, and the loss over the whole batch with its gradient",
@@ -34,7 +39,8 @@ def ran_out(is_whole: bool) -> MemoryError:
 
 
 def times_planned() -> tuple[float, float]:
-    """How many times its plan a training may take on this processor, at worst and at best (benchmarks/NOTES.md)."""
+    """How many times its plan a training may take on this processor, at worst and at best
+    (benchmarks/NOTES.md)."""
     return (1.25, 1.0) if internals.uses_onednn() else (1.6, 0.7)
 
 
@@ -54,13 +60,19 @@ class Room:
     """
 
     def __init__(self, update: WindowUpdate, batch: tuple, memory: float | None, replicas: int):
-        self.on_gpu, self._replicas, self._given = bool(tf.config.list_logical_devices("GPU")), replicas, memory
-        self._plan, self._update, self._memory = _plan(update, batch), update, math.inf
+        self.on_gpu = bool(tf.config.list_logical_devices("GPU"))
+        self._replicas = replicas
+        self._given = memory
+        self._plan = _plan(update, batch)
+        self._update = update
+        self._memory = math.inf
         self.is_planned = self._plan is not None
         if memory is not None:
             self._memory = memory
         elif not self.on_gpu:
-            self._memory = runtime.available_memory() / (2 * runtime.workers_here()) + self._variables
+            self._memory = (
+                runtime.available_memory() / (2 * runtime.workers_here()) + self._variables
+            )
         self.is_known = not math.isinf(self._memory)
 
     @property
@@ -69,11 +81,13 @@ class Room:
 
     @property
     def left(self) -> float:
-        """The bytes beyond the variables of the model, its optimizer and accumulators; infinite if not known."""
+        """The bytes beyond the variables of the model, its optimizer and accumulators; infinite if
+        not known."""
         return self._memory - self._variables
 
     def fitting(self, sizes: list[int], in_flight: int, at_best: bool = False) -> list[int]:
-        """Those of the sizes that are planned to fit, with so many micro-batches at once; all if there is no plan."""
+        """Those of the sizes that are planned to fit, with so many micro-batches at once; all if
+        there is no plan."""
         worst, best = times_planned()
         times = best if at_best else worst
         steps = [-(-sizes[0] // size) for size in sizes]
@@ -81,11 +95,13 @@ class Room:
         return [size for size, total in zip(sizes, totals) if times * total <= self._memory]
 
     def refuse(self, in_flight: int) -> NoReturn:
-        """Raises ValueError, because not even micro-batches of one example, so many at once, are planned to fit."""
+        """Raises ValueError, because not even micro-batches of one example, so many at once, are
+        planned to fit."""
         raise ValueError(too_little(times_planned()[1] * self._total(1, in_flight), self._memory))
 
     def refuse_tried(self, size: int, taken: float) -> NoReturn:
-        """Raises ValueError, because the smallest size took so many bytes; MemoryError if it was all that there is."""
+        """Raises ValueError, because the smallest size took so many bytes; MemoryError if it was
+        all that there is."""
         is_whole = self._update.objective.sees_whole
         if math.isinf(taken):
             raise ran_out(is_whole)
@@ -125,7 +141,8 @@ class Trial:
         strategy: that of the model, with one replica.
 
     Attributes:
-        taken: for each size that was tried, the bytes that its micro-batches in flight added to the process.
+        taken: for each size that was tried, the bytes that its micro-batches in flight added to the
+            process.
     """
 
     def __init__(
@@ -138,13 +155,20 @@ class Trial:
     ):
         self.taken: dict[int, float] = {}
         return_freed_memory()  # of what ran before
-        self._before = PeakMemory().bytes()  # tracing takes memory too, and training will trace as much
+        # Tracing takes memory too, and training will trace as much
+        self._before = PeakMemory().bytes()
         specs = map_tensors(spec_of, batch)
-        compiled = tf.function(lambda *batch: strategy.run(update.gradients_only, args=batch), autograph=False)
+        compiled = tf.function(
+            lambda *batch: strategy.run(update.gradients_only, args=batch), autograph=False
+        )
         self._run = compiled.get_concrete_function(*specs)
-        self._batch, self._variable, self._in_flight = batch, variable, in_flight
+        self._batch = batch
+        self._variable = variable
+        self._in_flight = in_flight
         self._examples = int(examples_of(batch))
-        self._parameters = sum(tf.TensorShape(v.shape).num_elements() for v in update.model.trainable_weights)
+        self._parameters = sum(
+            tf.TensorShape(v.shape).num_elements() for v in update.model.trainable_weights
+        )
         self._is_whole = update.objective.sees_whole
 
     def _seconds(self, size: int, examples: int) -> float:
@@ -162,7 +186,8 @@ class Trial:
     def largest(self, sizes: list[int]) -> int:
         """The first of the sizes with which a GPU's memory does not run out, less a margin.
 
-        The margin is as large as all gradients: at its end, an update may hold their mean besides their sum.
+        The margin is as large as all gradients: at its end, an update may hold their mean besides
+        their sum.
         """
         for size in sizes:
             try:
@@ -175,10 +200,11 @@ class Trial:
         raise ran_out(self._is_whole)
 
     def fitting(self, sizes: list[int], room: Room) -> list[int]:
-        """Those of the sizes, from the largest one, with which a process has memory for the micro-batches in flight.
+        """Those of the sizes, from the largest one, with which a process has memory for the
+        micro-batches in flight.
 
-        If the memory is planned, it begins with the largest one. Otherwise it begins with the smallest one, and goes on
-        as long as the next one can be expected to fit.
+        If the memory is planned, it begins with the largest one. Otherwise it begins with the
+        smallest one, and goes on as long as the next one can be expected to fit.
         """
         taken = self.taken
         for size in sizes if room.is_planned else sizes[::-1]:
@@ -188,7 +214,8 @@ class Trial:
         return [size for size in sizes if taken.get(size, 0.0) <= room.left and size <= max(taken)]
 
     def _taken(self, size: int) -> float:
-        """The bytes that the micro-batches in flight add to the process; 0 if that cannot be read."""
+        """The bytes that the micro-batches in flight add to the process; 0 if that cannot be
+        read."""
         return_freed_memory()  # of the sizes before
         peak = PeakMemory()
         try:
@@ -199,8 +226,10 @@ class Trial:
         return 0.0 if math.isnan(taken) else taken
 
     def fastest(self, sizes: list[int]) -> int:
-        """The largest of the sizes that is about as fast as the fastest. It does not try those far below it."""
-        best, began = sizes[0], time.perf_counter()
+        """The largest of the sizes that is about as fast as the fastest. It does not try those far
+        below it."""
+        best = sizes[0]
+        began = time.perf_counter()
         for size in sizes[1:]:
             ratio = self._ratio(size, best, began + SECONDS)
             if ratio < NEAR:
@@ -210,11 +239,13 @@ class Trial:
         return best
 
     def _ratio(self, size: int, other: int, end: float) -> float:
-        """The time of a size over that of a larger one: the median over some pairs, because machines are noisy.
+        """The time of a size over that of a larger one: the median over some pairs, because
+        machines are noisy.
 
         If the time is over, the pairs so far count.
         """
-        examples, ratios = min(self._examples, other * self._in_flight), list[float]()
+        examples = min(self._examples, other * self._in_flight)
+        ratios = list[float]()
         while len(ratios) <= PAIRS and (time.perf_counter() < end or not ratios):
             ratios.append(self._seconds(size, examples) / self._seconds(other, examples))
         return statistics.median(ratios[1:] or ratios)  # in the first, kernels prepare themselves

@@ -1,4 +1,5 @@
-"""The state that forward passes assign, such as random seeds and moving averages: carried along in a window."""
+"""The state that forward passes assign, such as random seeds and moving averages: carried along in
+a window."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -23,14 +24,16 @@ SAMPLERS = ("CandidateSampler", "CandidateSamplerV2")
 class CarriedState:
     """The Keras variables that the forward passes of a window assign.
 
-    A forward pass runs in a scope in which assignments have no effect outside. The values go from one micro-batch to
-    the next, and are assigned once, after the window.
+    A forward pass runs in a scope in which assignments have no effect outside. The values go from
+    one micro-batch to the next, and are assigned once, after the window.
 
     Attributes:
         carried: the variables, other than moving averages of batch normalization.
-        once: the positions of those whose new value does not depend on the examples: counters, spectral norms. As in
-            the large batch they change once per window, so every micro-batch begins with their first value.
-        draws: for the random seeds among them, by their position, how often a forward pass draws from them.
+        once: the positions of those whose new value does not depend on the examples: counters,
+            spectral norms. As in the large batch they change once per window, so every micro-batch
+            begins with their first value.
+        draws: for the random seeds among them, by their position, how often a forward pass draws
+            from them.
         averages: the moving averages of batch normalization.
         normalizing: the names of the layers that normalize each micro-batch by its own statistics.
         direct_of_keras: the variables that are assigned at once (`gradlab.training.direct`).
@@ -44,12 +47,14 @@ class CarriedState:
     direct_of_keras: list
 
     def begin(self) -> list:
-        """The values that a replica's window begins with. Each replica draws different random numbers."""
+        """The values that a replica's window begins with. Each replica draws different random
+        numbers."""
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         return self.shifted([tf.identity(v.value) for v in self.carried], replica)
 
     def shifted(self, values: list, shift: tf.Tensor) -> list:
-        """The values, with seeds that draw other random numbers for each shift, an integer scalar."""
+        """The values, with seeds that draw other random numbers for each shift, an integer
+        scalar."""
         return [
             value + tf.cast(tf.stack([shift, 0]), value.dtype) if i in self.draws else value
             for i, value in enumerate(values)
@@ -57,7 +62,11 @@ class CarriedState:
 
     def scope(self, values: list) -> internals.RecordingScope:
         """A scope for the next micro-batch, which begins with these values."""
-        carried = [(v, value) for i, (v, value) in enumerate(zip(self.carried, values)) if i not in self.once]
+        carried = [
+            (v, value)
+            for i, (v, value) in enumerate(zip(self.carried, values))
+            if i not in self.once
+        ]
         averages = [(v, tf.zeros_like(v.value)) for v in self.averages.variables]
         return internals.RecordingScope([*carried, *averages], direct=self.direct_of_keras)
 
@@ -94,11 +103,14 @@ def make_state(
         assigned: for each id(variable): (the variable, how often a forward pass assigns it).
         of_data: for each id of these, whether the assigned value depends on the examples.
         layers: the layers among which those of batch normalization are looked for.
-        counting: the ids of variables that every micro-batch must assign although they do not depend on the examples.
+        counting: the ids of variables that every micro-batch must assign although they do not
+            depend on the examples.
         direct: the variables that are assigned at once.
     """
     at_once = {id(variable) for variable in direct}
-    normalizing, calls = batch_norm.normalizing_layers(layers, {key: times for key, (_, times) in assigned.items()})
+    normalizing, calls = batch_norm.normalizing_layers(
+        layers, {key: times for key, (_, times) in assigned.items()}
+    )
     usual = [
         i
         for i, layer in enumerate(normalizing)
@@ -110,7 +122,11 @@ def make_state(
     seeds = {i for i, v in enumerate(carried) if internals.is_seed_state(v)}
     return CarriedState(
         carried=carried,
-        once={i for i, v in enumerate(carried) if i not in seeds and id(v) not in counting and not of_data[id(v)]},
+        once={
+            i
+            for i, v in enumerate(carried)
+            if i not in seeds and id(v) not in counting and not of_data[id(v)]
+        },
         draws={i: assigned[id(carried[i])][1] for i in seeds},
         averages=averages,
         normalizing=[layer.name for layer in normalizing],
@@ -119,11 +135,15 @@ def make_state(
 
 
 def stateful_draws(graph: tf.Graph) -> list[tf.Operation]:
-    """The operations that draw other random numbers each time they run; those of Keras' layers do not.
+    """The operations that draw other random numbers each time they run; those of Keras' layers do
+    not.
 
-    An operation draws, too, if a function that it calls does: loops, branches and functions of a layer are such calls.
+    An operation draws, too, if a function that it calls does: loops, branches and functions of a
+    layer are such calls.
     """
-    functions = {function.signature.name: function for function in graph.as_graph_def().library.function}
+    functions = {
+        function.signature.name: function for function in graph.as_graph_def().library.function
+    }
     drawing: dict[str, bool] = {}
 
     def draws(node: Any) -> bool:

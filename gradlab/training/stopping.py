@@ -1,4 +1,5 @@
-"""Signals that end a training run after the current update, such as those of a scheduler that takes the machine."""
+"""Signals that end a training run after the current update, such as those of a scheduler that takes
+the machine."""
 
 import signal
 import threading
@@ -15,13 +16,14 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasa
 class StopSignals:
     """A context in which these signals are noted instead of ending the process at once.
 
-    A signal for which the program has a handler of its own is left to that handler. Outside of the main thread, where
-    Python allows no handlers, nothing is noted.
+    A signal for which the program has a handler of its own is left to that handler. Outside of the
+    main thread, where Python allows no handlers, nothing is noted.
 
     If a signal has come and nobody has acted upon it, the end of the context raises SystemExit.
 
     Args:
-        strategy: the strategy of tf.distribute. With several workers they all stop after the same update.
+        strategy: the strategy of tf.distribute. With several workers they all stop after the same
+            update.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):
@@ -38,7 +40,10 @@ class StopSignals:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         for number in self._replaced:
             signal.signal(number, signal.SIG_DFL)
@@ -47,7 +52,8 @@ class StopSignals:
             raise SystemExit(128 + self._received)
 
     def received(self) -> int:
-        """The number of the signal that one of the workers has received, or 0. All workers must call this together."""
+        """The number of the signal that one of the workers has received, or 0. All workers must
+        call this together."""
         return self._agreed(self._received)
 
     def _note(self, number: int, frame: Any) -> None:

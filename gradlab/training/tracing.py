@@ -28,8 +28,10 @@ class Traced:
         of_data: for each id of these, whether the assigned value depends on the examples.
         metrics: how metrics are updated.
         numbers, unknown: the names of losses, as in `gradlab.training.objective.Objective`.
-        adding: the names of the layers that add losses; empty if the model's own loss takes care of them.
-        reductions: what these numbers are, "mean" or "sum" over the examples: first `numbers`, then those of `adding`.
+        adding: the names of the layers that add losses; empty if the model's own loss takes care of
+            them.
+        reductions: what these numbers are, "mean" or "sum" over the examples: first `numbers`, then
+            those of `adding`.
         adds: whether layers add losses.
         direct: the variables that the forward pass assigns at once.
         direct_of_keras: the Keras variables among them.
@@ -54,7 +56,12 @@ class Traced:
 
 
 def trace_forward(
-    model: keras.Model, objective: Objective, specs: tuple, *, training: bool = True, with_metrics: bool = False
+    model: keras.Model,
+    objective: Objective,
+    specs: tuple,
+    *,
+    training: bool = True,
+    with_metrics: bool = False,
 ) -> Traced:
     """Traces the forward pass of a micro-batch, its loss and its metrics.
 
@@ -71,7 +78,9 @@ def trace_forward(
     batch_norm.check(model, tf.distribute.get_strategy().num_replicas_in_sync)
     found: dict[str, Any] = {}
     internals.forget_added_losses(model)
-    variables = {id(v): v for v in [*model.variables, *(model.metrics_variables if with_metrics else [])]}
+    variables = {
+        id(v): v for v in [*model.variables, *(model.metrics_variables if with_metrics else [])]
+    }
 
     @tf.function(autograph=False)
     def divisors(x, y, sample_weight):
@@ -85,7 +94,10 @@ def trace_forward(
             in_loss = set(scope.assigned) - in_call
             logs = model.compute_metrics(x, y, y_pred, sample_weight) if with_metrics else {}
         from_data = Dependence(tf.nest.flatten(batch, expand_composites=True))
-        of_data = {key: key in scope.direct or from_data(scope.state_mapping[key]) for key in scope.assigned}
+        of_data = {
+            key: key in scope.direct or from_data(scope.state_mapping[key])
+            for key in scope.assigned
+        }
         plan = MetricsPlan()
         if with_metrics:
             metric_ids = {id(variable) for variable in model.metrics_variables}
@@ -94,39 +106,57 @@ def trace_forward(
             metrics = Dependence(of_metrics)
             known = [*tf.nest.flatten(y_pred, expand_composites=True), *of_metrics]
             reads = Dependence(others, until=known, types=("ReadVariableOp",))
-            plan = plan_metrics(model, scope, before, in_loss, logs, from_data, metrics, reads if training else None)
-        adding = [] if objective.own else [internals.layer_that_added(model, loss) for loss in scope.losses]
+            plan = plan_metrics(
+                model, scope, before, in_loss, logs, from_data, metrics, reads if training else None
+            )
+        adding = (
+            []
+            if objective.own
+            else [internals.layer_that_added(model, loss) for loss in scope.losses]
+        )
         reductions = reductions_of(objective, adding)
         adding = [layer.name for layer in adding]
         found.update(
-            terms=terms, y=y, y_pred=y_pred, assigned=scope.assigned, of_data=of_data, metrics=plan, adding=adding
+            terms=terms,
+            y=y,
+            y_pred=y_pred,
+            assigned=scope.assigned,
+            of_data=of_data,
+            metrics=plan,
+            adding=adding,
         )
         found["reductions"] = reductions
         found.update(adds=bool(scope.losses), direct_of_keras=list(scope.direct.values()))
         return [term.divisor for term in terms]
 
     graph = divisors.get_concrete_function(*specs).graph
-    numbers, unknown = list(objective.numbers), list(objective.unknown)
+    numbers = list(objective.numbers)
+    unknown = list(objective.unknown)
     given = [tensor for tensor in graph.inputs if tensor.dtype != tf.resource]
     direct = direct_variables(graph, found["direct_of_keras"], Dependence(given))
     return Traced(divisors, **found, numbers=numbers, unknown=unknown, direct=direct, graph=graph)
 
 
 UNKNOWN_RULE = (
-    '{names} gives one number for the whole batch, of which gradlab must know what it is: say batch_losses="mean" (or '
-    '"sum") if it is a mean (or a sum) over the examples; what is neither belongs into a loss of compile, which '
-    "gradlab.WholeBatch computes. Received: batch_losses=None"
+    "{names} gives one number for the whole batch, of which gradlab must know what it is: say "
+    'batch_losses="mean" (or "sum") if it is a mean (or a sum) over the examples; what is neither '
+    "belongs into a loss of compile, which gradlab.WholeBatch computes. Received: "
+    "batch_losses=None"
 )
 
 
 def reductions_of(objective: Objective, adding: list) -> list[str]:
-    """What the numbers of an objective and of layers that add losses are: means or sums over the examples.
+    """What the numbers of an objective and of layers that add losses are: means or sums over the
+    examples.
 
     Raises:
         ValueError: nothing is said of one of them.
     """
     known = [(name, objective.said_of(name)) for name in objective.numbers]
-    known += [(one.name, "mean" if internals.adds_means(one) else objective.said_of(one.name)) for one in adding]
+    known += [
+        (one.name, "mean" if internals.adds_means(one) else objective.said_of(one.name))
+        for one in adding
+    ]
     missing = dict.fromkeys(name for name, reduction in known if reduction is None)
     if missing:
         raise ValueError(UNKNOWN_RULE.format(names=", ".join(missing)))
@@ -134,7 +164,8 @@ def reductions_of(objective: Objective, adding: list) -> list[str]:
 
 
 class Dependence:
-    """A function (tensor) -> whether a traced tensor was computed from one of some other tensors of its graph.
+    """A function (tensor) -> whether a traced tensor was computed from one of some other tensors of
+    its graph.
 
     Args:
         sources: the other tensors.
@@ -144,10 +175,12 @@ class Dependence:
 
     def __init__(self, sources: list, until: Sequence = (), types: Sequence[str] = ()):
         self._sources = {source.name for source in sources if source is not None}
-        self._until, self._types = {tensor.name for tensor in until}, types
+        self._until = {tensor.name for tensor in until}
+        self._types = types
 
     def __call__(self, tensor: Any) -> bool:
-        waiting, seen = [tensor], set()
+        waiting = [tensor]
+        seen = set()
         while waiting:
             one = waiting.pop()
             if one.name in self._until:

@@ -9,7 +9,9 @@ import tensorflow as tf
 from gradlab import _checks
 
 
-def check_options(loss_weights: Any, skip_nonfinite: Any, accumulator_dtype: Any, jit_compile: Any) -> None:
+def check_options(
+    loss_weights: Any, skip_nonfinite: Any, accumulator_dtype: Any, jit_compile: Any
+) -> None:
     """Raises ValueError for options of a `Trainer` that are out of range."""
     _checks.finite_numbers("loss_weights", loss_weights)
     _checks.boolean("skip_nonfinite", skip_nonfinite)
@@ -20,12 +22,19 @@ def check_options(loss_weights: Any, skip_nonfinite: Any, accumulator_dtype: Any
 def check_objects(strategy: Any, loss: Any, accumulation: Any) -> None:
     """Raises ValueError for what is no strategy, no loss and no function."""
     if strategy is not None and not isinstance(strategy, tf.distribute.Strategy):
-        raise ValueError(f"strategy must be a tf.distribute.Strategy or None. Received: {strategy!r}")
+        raise ValueError(
+            f"strategy must be a tf.distribute.Strategy or None. Received: {strategy!r}"
+        )
     if accumulation is not None:
         _checks.function("accumulation", accumulation, otherwise="None or ")
     leaves = tf.nest.flatten(loss) if isinstance(loss, (list, tuple, dict)) else [loss]
-    if not leaves or not all(one is None or callable(one) or _is_name_of_loss(one) for one in leaves):
-        raise ValueError(f"loss must be a loss of Keras, its name, a function, or a nest of these. Received: {loss!r}")
+    if not leaves or not all(
+        one is None or callable(one) or _is_name_of_loss(one) for one in leaves
+    ):
+        raise ValueError(
+            "loss must be a loss of Keras, its name, a function, or a nest of these. Received: "
+            f"{loss!r}"
+        )
 
 
 def _is_name_of_loss(name: Any) -> bool:
@@ -50,7 +59,9 @@ def optimizer_of(optimizer: Any) -> keras.optimizers.Optimizer:
     except (ValueError, TypeError, KeyError):
         found = None
     if found is None:
-        raise ValueError(f"optimizer must be an optimizer of Keras or its name. Received: {optimizer!r}")
+        raise ValueError(
+            f"optimizer must be an optimizer of Keras or its name. Received: {optimizer!r}"
+        )
     return found
 
 
@@ -66,14 +77,18 @@ def check_fit(on_update: Any, verbose: Any, allow_changes: Any) -> None:
 def check_dataset(dataset: Any) -> None:
     """Raises ValueError unless `Trainer.fit` can iterate over the dataset once per epoch."""
     rule = (
-        "dataset must be a tf.data.Dataset, a function (epoch) -> an iterable of batches, or another object that can "
-        "be iterated again for each epoch"
+        "dataset must be a tf.data.Dataset, a function (epoch) -> an iterable of batches, or "
+        "another object that can be iterated again for each epoch"
     )
     if callable(dataset) or isinstance(dataset, tf.data.Dataset):
         return
     if isinstance(dataset, Iterator):
-        raise ValueError(f"{rule}. Received: a {type(dataset).__name__}, which yields its batches only once")
-    if isinstance(dataset, (str, bytes, dict)) or not (hasattr(dataset, "__iter__") or hasattr(dataset, "__getitem__")):
+        raise ValueError(
+            f"{rule}. Received: a {type(dataset).__name__}, which yields its batches only once"
+        )
+    if isinstance(dataset, (str, bytes, dict)) or not (
+        hasattr(dataset, "__iter__") or hasattr(dataset, "__getitem__")
+    ):
         raise ValueError(f"{rule}. Received: {dataset!r}")
 
 
@@ -81,11 +96,14 @@ def checked_weights(weight_fn: Callable) -> Callable:
     """The function (x, y) -> weights, which checks these before they are used.
 
     Raises:
-        ValueError: weight_fn is not a function. When it is called eagerly: some weight is negative or not finite.
+        ValueError: weight_fn is not a function. When it is called eagerly: some weight is negative
+            or not finite.
         tf.errors.InvalidArgumentError: the same, in a compiled function.
     """
     if not callable(weight_fn):
-        raise ValueError(f"weight_fn must be a function (x, y) -> weights, or None. Received: {weight_fn!r}")
+        raise ValueError(
+            f"weight_fn must be a function (x, y) -> weights, or None. Received: {weight_fn!r}"
+        )
     rule = "weight_fn must return weights that are finite and 0 or more. Received:"
 
     def checked(x, y):

@@ -1,4 +1,5 @@
-"""Losses over the whole batch, such as contrastive ones, for a model that computes its batch in micro-batches.
+"""Losses over the whole batch, such as contrastive ones, for a model that computes its batch in
+micro-batches.
 
 In words (GradCache: Gao, Zhang, Han and Callan, arXiv 2101.06983)::
 
@@ -21,23 +22,26 @@ from gradlab.training.state import stateful_draws
 
 @keras.saving.register_keras_serializable("gradlab")
 class WholeBatch(keras.losses.Loss):
-    """A loss that relates the examples of a batch to each other, and so must see all of them at once.
+    """A loss that relates the examples of a batch to each other, and so must see all of them at
+    once.
 
-    `compile` of a model that `gradlab.microbatched` prepared takes it, and so does `gradlab.Trainer`. The update is the
-    large batch's. Memory holds the activations of the micro-batches in flight, and the predictions of the whole batch.
-    The forward pass is computed twice, with the same dropout masks and other random numbers of Keras' layers.
+    `compile` of a model that `gradlab.microbatched` prepared takes it, and so does
+    `gradlab.Trainer`. The update is the large batch's. Memory holds the activations of the
+    micro-batches in flight, and the predictions of the whole batch. The forward pass is computed
+    twice, with the same dropout masks and other random numbers of Keras' layers.
 
     Args:
-        fn: a function (y, y_pred) -> the loss of the batch, a scalar, or one loss for each example. As the only loss
-            of a model with several outputs it gets the nest of them. y is None if there are no targets. It may read
-            variables of the model, such as a temperature, which are then trained. Or a loss of Keras, such as
-            `keras.losses.Dice()`.
-        reduction: as for `keras.losses.Loss`: how losses of the examples are reduced, with their sample weights. None:
-            "sum_over_batch_size", or that of the loss of Keras.
+        fn: a function (y, y_pred) -> the loss of the batch, a scalar, or one loss for each example.
+            As the only loss of a model with several outputs it gets the nest of them. y is None if
+            there are no targets. It may read variables of the model, such as a temperature, which
+            are then trained. Or a loss of Keras, such as `keras.losses.Dice()`.
+        reduction: as for `keras.losses.Loss`: how losses of the examples are reduced, with their
+            sample weights. None: "sum_over_batch_size", or that of the loss of Keras.
         name: the name of the loss. None: that of the function.
 
     Raises:
-        ValueError: fn cannot be called; or when it is computed, a scalar that sample weights should divide.
+        ValueError: fn cannot be called; or when it is computed, a scalar that sample weights should
+            divide.
 
     Example:
         >>> def contrastive(y, y_pred):  # InfoNCE: row i of one half matches row i of the other half
@@ -52,34 +56,56 @@ class WholeBatch(keras.losses.Loss):
         1
     """
 
-    def __init__(self, fn: Callable | keras.losses.Loss, reduction: str | None = None, name: str | None = None):
+    def __init__(
+        self,
+        fn: Callable | keras.losses.Loss,
+        reduction: str | None = None,
+        name: str | None = None,
+    ):
         if not callable(fn):
             raise ValueError(f"fn must be a function (y, y_pred) -> loss. Received: {fn!r}")
         if name is not None and not isinstance(name, str):
             raise ValueError(f"name must be a text or None. Received: {name!r}")
         if reduction is not None and not isinstance(reduction, str):
-            raise ValueError(f"reduction must be one of Keras' names or None. Received: {reduction!r}")
-        dtype, function, own_name = None, fn, getattr(fn, "__name__", type(fn).__name__)
+            raise ValueError(
+                f"reduction must be one of Keras' names or None. Received: {reduction!r}"
+            )
+        dtype = None
+        function = fn
+        own_name = getattr(fn, "__name__", type(fn).__name__)
         if isinstance(fn, keras.losses.Loss):
-            reduction, dtype, function, own_name = reduction or fn.reduction, fn.dtype, fn.call, fn.name
+            reduction = reduction or fn.reduction
+            dtype = fn.dtype
+            function = fn.call
+            own_name = fn.name
         super().__init__((name or own_name).strip("<>_"), reduction or "sum_over_batch_size", dtype)
-        self.fn, self._function = fn, function
-        self._has_targets, self._is_divided = True, False
+        self.fn = fn
+        self._function = function
+        self._has_targets = True
+        self._is_divided = False
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> tf.Tensor:
-        self._has_targets = y_true is not None  # Keras' class converts the targets, and so cannot take None
+        # Keras' class converts the targets, and so cannot take None
+        self._has_targets = y_true is not None
         self._is_divided = sample_weight is not None and self.reduction == "mean_with_sample_weight"
-        return super().__call__(y_true if self._has_targets else tf.zeros([]), y_pred, sample_weight)
+        return super().__call__(
+            y_true if self._has_targets else tf.zeros([]), y_pred, sample_weight
+        )
 
     def call(self, y_true: Any, y_pred: Any) -> tf.Tensor:
         """The loss of the batch, or of each example."""
-        if self._function is self.fn and tf.is_tensor(y_pred) and tf.is_tensor(y_true) and self._has_targets:
+        if (
+            self._function is self.fn
+            and tf.is_tensor(y_pred)
+            and tf.is_tensor(y_true)
+            and self._has_targets
+        ):
             y_true, y_pred = internals.same_rank(y_true, y_pred)  # as Keras does for functions
         values = self._function(y_true if self._has_targets else None, y_pred)
         if self._is_divided and not tf.convert_to_tensor(values).shape.rank:
             raise ValueError(
-                f"{self.name} must give a loss for each example if sample weights divide it, as those of weight_fn do. "
-                "Received: one number for the whole batch"
+                f"{self.name} must give a loss for each example if sample weights divide it, as "
+                "those of weight_fn do. Received: one number for the whole batch"
             )
         return values
 
@@ -131,14 +157,18 @@ def check_passes(wholes: list[Whole], graph: tf.Graph) -> None:
     """Raises ValueError if a model does not allow the two passes.
 
     Args:
-        wholes: what its losses over the whole batch see of a micro-batch, traced for any number of examples.
-        graph: the traced forward pass, of which the second pass must be able to draw the random numbers again.
+        wholes: what its losses over the whole batch see of a micro-batch, traced for any number of
+            examples.
+        graph: the traced forward pass, of which the second pass must be able to draw the random
+            numbers again.
     """
     for whole in wholes:
         for tensor in tensors_of(whole.seen):
             dense = isinstance(tensor, tf.Tensor)
             if not dense or not tensor.shape.rank or tensor.shape[0] is not None:
-                received = f"a tensor of shape {tensor.shape}" if dense else f"a {type(tensor).__name__}"
+                received = (
+                    f"a tensor of shape {tensor.shape}" if dense else f"a {type(tensor).__name__}"
+                )
                 rule = f"{whole.loss.name} needs outputs and targets with a row for each example"
                 if not isinstance(whole.loss, WholeBatch):
                     rule += ", or batch_losses, if it is a mean or a sum over the examples"
@@ -146,13 +176,15 @@ def check_passes(wholes: list[Whole], graph: tf.Graph) -> None:
     drawing = stateful_draws(graph) if wholes else []
     if drawing:
         raise ValueError(
-            f"{wholes[0].loss.name} needs random numbers that can be drawn twice: draw them with keras.random and a "
-            f"keras.random.SeedGenerator instead of tf.random. Received: {drawing[0].name}"
+            f"{wholes[0].loss.name} needs random numbers that can be drawn twice: draw them with "
+            "keras.random and a keras.random.SeedGenerator instead of tf.random. Received: "
+            f"{drawing[0].name}"
         )
 
 
 class Collected:
-    """Collects what losses over the whole batch see of the micro-batches, in arrays that a loop carries along.
+    """Collects what losses over the whole batch see of the micro-batches, in arrays that a loop
+    carries along.
 
     Args:
         wholes: what the losses see of a micro-batch, traced for any number of examples.
@@ -176,7 +208,10 @@ class Collected:
         """What the losses see of the whole batch, the examples of all replicas included."""
         rows = iter(_gathered(array.concat()) for array in arrays)
         return [
-            Whole(whole.loss, *map_tensors(lambda tensor: tf.ensure_shape(next(rows), tensor.shape), whole.seen))
+            Whole(
+                whole.loss,
+                *map_tensors(lambda tensor: tf.ensure_shape(next(rows), tensor.shape), whole.seen),
+            )
             for whole in self._wholes
         ]
 
@@ -186,11 +221,11 @@ class Between(NamedTuple):
 
     Attributes:
         losses: the value of each loss.
-        slopes: for each loss its gradients with respect to this replica's predictions, in the type in which gradients
-            are summed, without the scale, and None for predictions that are not floating-point numbers. None: there is
-            no loss over the whole batch.
-        own_gradients: for each loss its gradients with respect to the variables that it reads, with the scale, and None
-            for the others.
+        slopes: for each loss its gradients with respect to this replica's predictions, in the type
+            in which gradients are summed, without the scale, and None for predictions that are not
+            floating-point numbers. None: there is no loss over the whole batch.
+        own_gradients: for each loss its gradients with respect to the variables that it reads, with
+            the scale, and None for the others.
     """
 
     losses: Sequence = ()
@@ -198,8 +233,11 @@ class Between(NamedTuple):
     own_gradients: Sequence = ()
 
 
-def losses_and_slopes(wholes: list[Whole], scale: tf.Tensor, examples: tf.Tensor, variables: list) -> Between:
-    """The losses of the whole batch, and their gradients with respect to the predictions and to variables they read.
+def losses_and_slopes(
+    wholes: list[Whole], scale: tf.Tensor, examples: tf.Tensor, variables: list
+) -> Between:
+    """The losses of the whole batch, and their gradients with respect to the predictions and to
+    variables they read.
 
     Args:
         wholes: what the losses see of the whole batch.
@@ -210,9 +248,14 @@ def losses_and_slopes(wholes: list[Whole], scale: tf.Tensor, examples: tf.Tensor
     Raises:
         ValueError: a `WholeBatch` does not depend on the predictions.
     """
-    losses, all_slopes, own, rows = [], [], [], _own_rows(examples)
+    losses = []
+    all_slopes = []
+    own = []
+    rows = _own_rows(examples)
     for whole in wholes:
-        predictions = [tensor for tensor in tf.nest.flatten(whole.predictions) if tensor.dtype.is_floating]
+        predictions = [
+            tensor for tensor in tf.nest.flatten(whole.predictions) if tensor.dtype.is_floating
+        ]
         with tf.GradientTape() as tape:
             tape.watch(predictions)
             loss = whole.value()
@@ -221,20 +264,33 @@ def losses_and_slopes(wholes: list[Whole], scale: tf.Tensor, examples: tf.Tensor
         # A function may switch an output off with a constant.
         if isinstance(whole.loss, WholeBatch) and all(slope is None for slope in found):
             raise ValueError(
-                f"{whole.loss.name} must depend on the predictions. Received: a loss that is constant in them"
+                f"{whole.loss.name} must depend on the predictions. Received: a loss that is "
+                "constant in them"
             )
-        zeros = [tf.zeros_like(one) if slope is None else slope for one, slope in zip(predictions, found)]
+        zeros = [
+            tf.zeros_like(one) if slope is None else slope for one, slope in zip(predictions, found)
+        ]
         left = iter(_unscaled(tf.convert_to_tensor(slope)[rows], scale) for slope in zeros)
         losses.append(loss)
         own.append(of_variables)
-        all_slopes.append([next(left) if t.dtype.is_floating else None for t in tf.nest.flatten(whole.predictions)])
+        all_slopes.append(
+            [
+                next(left) if t.dtype.is_floating else None
+                for t in tf.nest.flatten(whole.predictions)
+            ]
+        )
     return Between(losses, all_slopes, own)
 
 
 def differentiable(whole: Whole, slopes: list) -> tf.Tensor:
-    """A scalar with the gradient of the whole batch's loss: the sum of the predictions times their slopes."""
-    pairs = [pair for pair in zip(tf.nest.flatten(whole.predictions), slopes) if pair[1] is not None]
-    return tf.add_n([tf.reduce_sum(tf.cast(tensor, slope.dtype) * slope) for tensor, slope in pairs])
+    """A scalar with the gradient of the whole batch's loss: the sum of the predictions times their
+    slopes."""
+    pairs = [
+        pair for pair in zip(tf.nest.flatten(whole.predictions), slopes) if pair[1] is not None
+    ]
+    return tf.add_n(
+        [tf.reduce_sum(tf.cast(tensor, slope.dtype) * slope) for tensor, slope in pairs]
+    )
 
 
 def with_own(sums: list, own_gradients: Sequence, loss_weights: list) -> list:
@@ -242,10 +298,12 @@ def with_own(sums: list, own_gradients: Sequence, loss_weights: list) -> list:
 
     Args:
         sums: for each variable the sum over the micro-batches, or None.
-        own_gradients: for each loss those of `losses_and_slopes`, which are the same on all replicas.
+        own_gradients: for each loss those of `losses_and_slopes`, which are the same on all
+            replicas.
         loss_weights: the factor of each loss.
     """
-    sums, replicas = list(sums), tf.distribute.get_replica_context().num_replicas_in_sync
+    sums = list(sums)
+    replicas = tf.distribute.get_replica_context().num_replicas_in_sync
     for gradients, loss_weight in zip(own_gradients, loss_weights):
         for i, gradient in enumerate(gradients):
             if gradient is not None:
@@ -265,8 +323,10 @@ def _gathered(tensor: tf.Tensor) -> tf.Tensor:
     context = tf.distribute.get_replica_context()
     if context.num_replicas_in_sync == 1:
         return tensor
-    # TensorFlow gathers few types: masks, bytes and bfloat16 travel in one that holds each of their values.
-    dtype, wider = tensor.dtype, tensor.dtype
+    # TensorFlow gathers few types: masks, bytes and bfloat16 travel in one that holds each of their
+    # values.
+    dtype = tensor.dtype
+    wider = tensor.dtype
     if dtype == tf.bfloat16:
         wider = tf.float32
     elif dtype.is_bool or dtype.is_integer:

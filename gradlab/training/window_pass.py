@@ -1,4 +1,5 @@
-"""One pass of a Keras model over a window, micro-batch by micro-batch: the part that training and evaluation share."""
+"""One pass of a Keras model over a window, micro-batch by micro-batch: the part that training and
+evaluation share."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -32,7 +33,8 @@ class Passed(NamedTuple):
         logs: what the model's own `compute_metrics` returned, as in the plan of the metrics.
         unit: the number by which weights were divided while gradients were summed.
         is_mean: whether that makes the sums of gradients means already.
-        remember: a function () that keeps what the window shows of its losses, to be called if the window counts.
+        remember: a function () that keeps what the window shows of its losses, to be called if the
+            window counts.
     """
 
     plan: Plan
@@ -66,7 +68,8 @@ class WindowPass:
 
     Attributes:
         microbatch_size: the argument.
-        in_flight: the number of micro-batches that are computed at once, with its reason; None before it is chosen.
+        in_flight: the number of micro-batches that are computed at once, with its reason; None
+            before it is chosen.
     """
 
     def __init__(
@@ -81,17 +84,26 @@ class WindowPass:
         jit: bool = False,
         with_metrics: bool = False,
     ):
-        self._model, self._objective, self.microbatch_size, self._loop = model, objective, microbatch_size, loop
-        self._training, self._jit, self._with_metrics = training, jit, with_metrics
+        self._model = model
+        self._objective = objective
+        self.microbatch_size = microbatch_size
+        self._loop = loop
+        self._training = training
+        self._jit = jit
+        self._with_metrics = with_metrics
         self.in_flight = None if in_flight == "auto" else InFlight(int(in_flight), AS_ASKED)
         self._additivity = Additivity()
-        self._traced: tuple[Any, Traced] | None = None  # handed from `choose` to the next window of these types
-        self._compared: tuple[list[str], list[str]] = [], []  # names of losses, and what each is said to be
+        # Handed from `choose` to the next window of these types
+        self._traced: tuple[Any, Traced] | None = None
+        # Names of losses, and what each is said to be
+        self._compared: tuple[list[str], list[str]] = [], []
 
     def build(self) -> None:
-        """Creates the variables of the pass; with several replicas, call it in the strategy's scope."""
+        """Creates the variables of the pass; with several replicas, call it in the strategy's
+        scope."""
         self._additivity.build()
-        if not tf.distribute.has_strategy():  # replicas run in threads of their own, each of which has another one
+        # Replicas run in threads of their own, each of which has another one
+        if not tf.distribute.has_strategy():
             internals.create_global_seed()
 
     def choose(self, batch: tuple, accumulators: int) -> InFlight:
@@ -112,7 +124,8 @@ class WindowPass:
         return self.in_flight
 
     def label_rules(self, specs: tuple) -> list[tuple]:
-        """The rules for targets like these, as `gradlab.training.input_checks.label_rules` gives them."""
+        """The rules for targets like these, as `gradlab.training.input_checks.label_rules` gives
+        them."""
         specs = map_tensors(spec_of, specs)
         traced = self._trace(specs)
         self._traced = specs, traced  # the update needs it next
@@ -120,15 +133,21 @@ class WindowPass:
 
     def _trace(self, specs: tuple) -> Traced:
         """What one forward pass shows."""
-        kept, self._traced = self._traced, None
+        kept = self._traced
+        self._traced = None
         if kept is not None and equal_nests(specs, kept[0]):
             return kept[1]
         return trace_forward(
-            self._model, self._objective, specs, training=self._training, with_metrics=self._with_metrics
+            self._model,
+            self._objective,
+            specs,
+            training=self._training,
+            with_metrics=self._with_metrics,
         )
 
     def warnings(self) -> list[str]:
-        """What a user should know of losses that gradlab cannot add up or check, once, after the first window."""
+        """What a user should know of losses that gradlab cannot add up or check, once, after the
+        first window."""
         return self._additivity.warnings(*self._compared)
 
     def __call__(
@@ -144,7 +163,8 @@ class WindowPass:
         """Processes one window.
 
         Args:
-            batch: (x, y, sample_weight), this replica's part of the window, which may have no examples.
+            batch: (x, y, sample_weight), this replica's part of the window, which may have no
+                examples.
             variables: the variables to differentiate with respect to.
             cut: where the window is cut, if microbatch_size is "given".
             scale: the factor of the loss while it is differentiated.
@@ -152,8 +172,10 @@ class WindowPass:
         """
         check_stateless(self._model)
         self.build()
-        in_flight = self.choose(batch, 0)  # an update has chosen before; an evaluation has no accumulators
-        dtype, size = self._loop.weight_dtype, self.microbatch_size if cut is None else cut
+        # An update has chosen before; an evaluation has no accumulators
+        in_flight = self.choose(batch, 0)
+        dtype = self._loop.weight_dtype
+        size = self.microbatch_size if cut is None else cut
         plan = make_plan(
             self._model,
             self._trace(map_tensors(spec_of, batch)),
@@ -163,17 +185,20 @@ class WindowPass:
             skip_nonfinite=self._loop.skip_nonfinite,
             jit=self._jit and self._training,
         )
-        first, examples = plan.state.begin(), examples_of(batch[0])
+        first = plan.state.begin()
+        examples = examples_of(batch[0])
         kept = [one.value() for one in plan.direct]
         count = 1 if plan.direct else in_flight.count
         seen = self._compare(plan, first, batch, size if cut is None else tf.reduce_min(cut.sizes))
         remember = lambda: None if seen is None else self._additivity.remember(seen)  # noqa: E731
         if seen is not None:
             plan.give_back(kept)
-            with tf.control_dependencies([seen]):  # a loss that is refused must not leave an update behind
+            # A loss that is refused must not leave an update behind
+            with tf.control_dependencies([seen]):
                 batch = map_tensors(tf.identity, batch)
         unit, is_mean = self._unit(plan, tf.cast(examples, dtype), size)
-        scale, between = tf.cast(scale, dtype), Between()
+        scale = tf.cast(scale, dtype)
+        between = Between()
         batch = checked_batch(batch, plan.labels)
         collected = Collected(list(plan.whole.values()))
         if self._training and plan.whole:
@@ -196,7 +221,13 @@ class WindowPass:
             variables,
             (*batch, between.slopes),
             size,
-            (first, plan.state.averages.zeros(dtype), no_terms, plan.metrics.no_logs(), collected.begin(steps)),
+            (
+                first,
+                plan.state.averages.zeros(dtype),
+                no_terms,
+                plan.metrics.no_logs(),
+                collected.begin(steps),
+            ),
             record=record,
             accumulators=accumulators,
             loop=dataclasses.replace(self._loop, in_flight=count),
@@ -216,11 +247,13 @@ class WindowPass:
         return Passed(plan, sums, values, statistics, term_sums, logs, unit, is_mean, remember)
 
     def _unit(self, plan: Plan, examples: tf.Tensor, size: Any) -> tuple:
-        """The number by which weights are divided while gradients are summed, and whether that makes sums means.
+        """The number by which weights are divided while gradients are summed, and whether that
+        makes sums means.
 
-        If the window's weight is known beforehand, gradients are summed as shares of the mean. Nothing is left to
-        divide, which would take a copy of them. Otherwise weights are divided by that of a full micro-batch, which
-        keeps float16 gradients in range; if each has its own, by a number that is the same on all replicas.
+        If the window's weight is known beforehand, gradients are summed as shares of the mean.
+        Nothing is left to divide, which would take a copy of them. Otherwise weights are divided by
+        that of a full micro-batch, which keeps float16 gradients in range; if each has its own, by
+        a number that is the same on all replicas.
         """
         if plan.is_sum:
             return 1.0, True
@@ -239,52 +272,80 @@ class WindowPass:
             plan.give_back(kept, counters=True)
             with plan.state.scope(values) as scope:
                 y_pred = internals.outputs_of(self._model, microbatch[0], self._training)
-                terms = self._objective(microbatch, y_pred, scope.losses, examples_of(microbatch[0]))
+                terms = self._objective(
+                    microbatch, y_pred, scope.losses, examples_of(microbatch[0])
+                )
             return plan.state.values(scope), [terms[i].whole.seen for i in plan.whole]
 
         def collect(microbatch, number, state):
             values, seen = forward(microbatch, state[0])
-            return Microbatch(tf.zeros([]), tf.ones([]), (values, collected.add(state[1], number, seen)))
+            return Microbatch(
+                tf.zeros([]), tf.ones([]), (values, collected.add(state[1], number, seen))
+            )
 
         begin = plan.state.begin(), collected.begin(steps_of(examples_of(batch[0]), size))
-        return collected.end(accumulate(collect, [], batch, size, begin, loop=Loop(in_flight)).state[1])
+        return collected.end(
+            accumulate(collect, [], batch, size, begin, loop=Loop(in_flight)).state[1]
+        )
 
     def _forward(
-        self, plan: Plan, scale: tf.Tensor, unit: Any, window: tf.Tensor, whole_losses: Sequence, kept: list
+        self,
+        plan: Plan,
+        scale: tf.Tensor,
+        unit: Any,
+        window: tf.Tensor,
+        whole_losses: Sequence,
+        kept: list,
     ) -> Callable:
-        """The forward pass of a micro-batch: a function (micro-batch, state) -> its `Microbatch`, and what losses over
-        the whole batch see of it."""
+        """The forward pass of a micro-batch: a function (micro-batch, state) -> its `Microbatch`,
+        and what losses over the whole batch see of it."""
         dtype = self._loop.weight_dtype
 
         @self._compiled
         def forward(microbatch, state):
             plan.give_back(kept, counters=True)
-            (*microbatch, slopes), (values, statistics, term_sums, logs) = microbatch, state
+            (*microbatch, slopes) = microbatch
+            (values, statistics, term_sums, logs) = state
             examples = examples_of(microbatch[0])
             share = tf.math.divide_no_nan(tf.cast(examples, dtype), tf.cast(window, dtype))
             with internals.undivided_losses(), plan.state.scope(values) as scope:
                 before = dict(scope.state_mapping)
                 y_pred = internals.outputs_of(self._model, microbatch[0], self._training)
                 as_means = plan.factors(examples, dtype)
-                terms = self._objective(microbatch, y_pred, scope.losses, examples, as_means, slopes)
+                terms = self._objective(
+                    microbatch, y_pred, scope.losses, examples, as_means, slopes
+                )
                 if self._with_metrics:
                     with means_over_tokens(self._model, plan.is_padded):
                         self._model.compute_metrics(*microbatch[:2], y_pred, microbatch[2])
-                    plan.metrics.weigh(scope, before, share, as_means[0] * share if plan.numbers else share)
+                    plan.metrics.weigh(
+                        scope, before, share, as_means[0] * share if plan.numbers else share
+                    )
                 if plan.metrics.logs:
-                    with internals.frozen_metrics(self._model):  # its logs, now that the increments are weighed
+                    # Its logs, now that the increments are weighed
+                    with internals.frozen_metrics(self._model):
                         found = self._model.compute_metrics(*microbatch[:2], y_pred, microbatch[2])
                     logs = plan.metrics.add_logs(logs, found, share)
-            divisors, weight = plan.window_divisors(terms, examples), plan.weight(terms, tf.cast(examples, dtype))
+            divisors = plan.window_divisors(terms, examples)
+            weight = plan.weight(terms, tf.cast(examples, dtype))
             loss = tf.cast(total_loss(terms, divisors), dtype) * scale
             sums = [
                 (total + tf.cast(term.total, dtype), divisor + tf.cast(term.divisor, dtype))
                 for term, (total, divisor) in zip(terms, term_sums)
             ]
-            state = plan.state.values(scope), plan.state.averages.add(statistics, scope, examples), sums, logs
-            shown, examples = loss, None
+            state = (
+                plan.state.values(scope),
+                plan.state.averages.add(statistics, scope, examples),
+                sums,
+                logs,
+            )
+            shown = loss
+            examples = None
             if whole_losses:  # what is differentiated is not the loss
-                shown = tf.cast(total_loss(terms, divisors, dict(zip(plan.whole, whole_losses))), dtype) * scale
+                shown = (
+                    tf.cast(total_loss(terms, divisors, dict(zip(plan.whole, whole_losses))), dtype)
+                    * scale
+                )
                 examples = loss, weight / unit
             result = Microbatch(shown, weight, state, weight / unit, examples)
             return result, [terms[i].whole.seen for i in plan.whole]
@@ -295,7 +356,8 @@ class WindowPass:
         return tf.function(function, jit_compile=True, autograph=False) if self._jit else function
 
     def _compare(self, plan: Plan, values: list, batch: tuple, size: Any) -> tf.Tensor | None:
-        """Compares losses with what they are said to be, in the first windows: what to remember, or None."""
+        """Compares losses with what they are said to be, in the first windows: what to remember, or
+        None."""
         names = plan.numbers + plan.adding + plan.unknown
         self._compared = names, plan.reductions + ["rows"] * len(plan.unknown)
         if not names:
@@ -304,11 +366,14 @@ class WindowPass:
         training = self._training and not (noisy and self._adds_as_much(plan, values, batch))
 
         scope = lambda shift: plan.state.scope(plan.state.shifted(values, shift))  # noqa: E731
-        losses = Halves(self._model, self._objective, scope, training, plan.adds, self._loop.weight_dtype)
+        losses = Halves(
+            self._model, self._objective, scope, training, plan.adds, self._loop.weight_dtype
+        )
         return self._additivity.check(*self._compared, losses, batch, size)
 
     def _adds_as_much(self, plan: Plan, values: list, batch: tuple) -> bool:
-        """Whether the layers add as many losses without training, when dropout and the like draw nothing."""
+        """Whether the layers add as many losses without training, when dropout and the like draw
+        nothing."""
         added = []
 
         @tf.function(autograph=False)

@@ -1,4 +1,5 @@
-"""The audit: every planted bug is named, alone and in pairs; right loops are clean; what cannot be known is said."""
+"""The audit: every planted bug is named, alone and in pairs; right loops are clean; what cannot be
+known is said."""
 
 import dataclasses
 import functools
@@ -30,7 +31,9 @@ def possible(audit):
     """The sets of names that an audit allows."""
     sure = named(audit)
     candidates = [finding.candidates for finding in audit.findings if finding.bug == "ambiguous"]
-    return [sure | set(each.split(" and ")) for each in (candidates[0] if candidates else ())] or [sure]
+    return [sure | set(each.split(" and ")) for each in (candidates[0] if candidates else ())] or [
+        sure
+    ]
 
 
 def behavior(train):
@@ -45,11 +48,18 @@ def same(one, other):
     def close(a, b, start):
         finite = np.isfinite(a)
         way = np.linalg.norm((a - start)[finite])
-        return np.array_equal(finite, np.isfinite(b)) and np.linalg.norm((a - b)[finite]) <= TOLERANCE * way
+        return (
+            np.array_equal(finite, np.isfinite(b))
+            and np.linalg.norm((a - b)[finite]) <= TOLERANCE * way
+        )
 
-    starts = [examination.as_vector(problem.model, problem.weights) for problem in (probe.make() for probe in PROBES)]
+    starts = [
+        examination.as_vector(problem.model, problem.weights)
+        for problem in (probe.make() for probe in PROBES)
+    ]
     return all(
-        len(a) == len(b) and all(close(*pair, start) for pair in zip(a, b)) for a, b, start in zip(one, other, starts)
+        len(a) == len(b) and all(close(*pair, start) for pair in zip(a, b))
+        for a, b, start in zip(one, other, starts)
     )
 
 
@@ -84,7 +94,8 @@ def test_other_forms_of_a_bug_are_named_too(name, how):
 
 
 def test_a_gradient_that_is_never_set_to_zero_is_named():
-    """As in PyTorch without zero_grad: each loss is divided by its own window, and gradients add up for good."""
+    """As in PyTorch without zero_grad: each loss is divided by its own window, and gradients add up
+    for good."""
 
     def train(problem):
         weights, history, gradient = problem.weights, [], dict.fromkeys(problem.weights, 0)
@@ -94,7 +105,9 @@ def test_a_gradient_that_is_never_set_to_zero_is_named():
                 total = sum(map(problem.size, window))
                 for one in window:
                     found = problem.gradients(weights, one)[1]
-                    gradient = {n: gradient[n] + found[n] * problem.size(one) / total for n in weights}
+                    gradient = {
+                        n: gradient[n] + found[n] * problem.size(one) / total for n in weights
+                    }
                 rate = problem.learning_rate(len(history))
                 weights = {n: weights[n] - rate * gradient[n] for n in weights}
                 history.append(weights)
@@ -104,7 +117,8 @@ def test_a_gradient_that_is_never_set_to_zero_is_named():
 
 
 def test_the_usual_loop_in_pytorch_that_forgets_the_tail():
-    """Losses are divided by k, an update follows every k-th micro-batch of an epoch, and what is left stays."""
+    """Losses are divided by k, an update follows every k-th micro-batch of an epoch, and what is
+    left stays."""
 
     def train(problem):
         weights, history, gradient = problem.weights, [], dict.fromkeys(problem.weights, 0)
@@ -114,7 +128,10 @@ def test_the_usual_loop_in_pytorch_that_forgets_the_tail():
                 gradient = {n: gradient[n] + found[n] / problem.k for n in weights}
                 if (number + 1) % problem.k == 0:
                     rate = problem.learning_rate(len(history))
-                    weights, gradient = {n: weights[n] - rate * gradient[n] for n in weights}, dict.fromkeys(weights, 0)
+                    weights, gradient = (
+                        {n: weights[n] - rate * gradient[n] for n in weights},
+                        dict.fromkeys(weights, 0),
+                    )
                     history.append(weights)
         return history
 
@@ -129,19 +146,24 @@ def test_a_loop_that_never_clips_is_not_given_a_name():
 
 
 def test_imprecise_arithmetic_is_no_sum_in_half_precision():
-    """As with TensorFloat-32, whose numbers have 10 bits: the first probe's numbers need no more."""
+    """As with TensorFloat-32, whose numbers have 10 bits: the first probe's numbers need no
+    more."""
 
     def train(problem):
         def rounded(weights, microbatch):
             loss, gradients = Problem.gradients(problem, weights, microbatch)
-            return loss, {name: value.astype(np.float16).astype(float) for name, value in gradients.items()}
+            return loss, {
+                name: value.astype(np.float16).astype(float) for name, value in gradients.items()
+            }
 
         inner = dataclasses.replace(problem)
         object.__setattr__(inner, "gradients", rounded)
         return planted()(inner)
 
     audit = gradlab.audit(train)
-    assert named(audit) <= {"unknown"} and all("TensorFloat-32" in one.sentence for one in audit.findings), audit
+    assert named(audit) <= {"unknown"} and all(
+        "TensorFloat-32" in one.sentence for one in audit.findings
+    ), audit
 
 
 @pytest.fixture
@@ -169,7 +191,8 @@ def remembered_trajectories(monkeypatch):
 
 
 def test_a_pair_of_bugs_is_named(remembered_trajectories):
-    """Both names, or the one bug that hides the other completely, or several candidates of which they are one."""
+    """Both names, or the one bug that hides the other completely, or several candidates of which
+    they are one."""
     alone = {name: behavior(planted(name)) for name in NAMES}
     wrong = []
     for pair in PAIRS:
@@ -206,8 +229,16 @@ def random_microbatch(generator, model, size):
         lengths = generator.integers(1, 6, size)
         mask = (np.arange(5) < lengths[:, np.newaxis]).astype(float)
         return generator.integers(0, 7, [size, 5]), generator.integers(0, 7, [size, 5]), mask
-    x = generator.integers(0, 9, [size, 5]) if model == "embedding" else generator.normal(size=[size, 4])
-    y = generator.integers(0, 3, size) if model == "two_layers" else generator.normal(size=[size, 1])
+    x = (
+        generator.integers(0, 9, [size, 5])
+        if model == "embedding"
+        else generator.normal(size=[size, 4])
+    )
+    y = (
+        generator.integers(0, 3, size)
+        if model == "two_layers"
+        else generator.normal(size=[size, 1])
+    )
     return x, y
 
 
@@ -245,7 +276,9 @@ def test_gradients_by_hand_are_those_of_differences(model):
                 moved = {each: value.copy() for each, value in weights.items()}
                 moved[name][place] += step
                 ends.append(loss_and_gradients(model, moved, microbatch)[0])
-            np.testing.assert_allclose(gradient[place], (ends[0] - ends[1]) / 2e-5, rtol=1e-5, atol=1e-8)
+            np.testing.assert_allclose(
+                gradient[place], (ends[0] - ends[1]) / 2e-5, rtol=1e-5, atol=1e-8
+            )
     assert np.isfinite(loss)
 
 
@@ -256,7 +289,10 @@ def test_a_bug_that_is_not_known_is_not_given_a_name():
 
     audit = gradlab.audit(train)
     finding = audit.findings[-1]
-    assert named(audit) == {"unknown"} and "no known bug or pair of bugs explains them" in finding.sentence
+    assert (
+        named(audit) == {"unknown"}
+        and "no known bug or pair of bugs explains them" in finding.sentence
+    )
     assert finding.evidence.update == 1 and not finding.fix and not finding.link
     assert set(audit.skipped) == {probe.name for probe in PROBES[2:]}
 
@@ -302,7 +338,9 @@ def test_what_a_loop_does_with_a_nan_is_a_note(policy, note):
         if policy == "exits":
             sys.exit(1)
         history = planted()(problem)
-        return history[:1] + [{name: value * np.nan for name, value in each.items()} for each in history[1:]]
+        return history[:1] + [
+            {name: value * np.nan for name, value in each.items()} for each in history[1:]
+        ]
 
     audit = gradlab.audit(train, supports=())
     assert audit.clean and audit.notes == (note,)
@@ -344,24 +382,39 @@ def refuses(problem):
     "train, supports, sentence",
     [
         (3, None, "train must be a function .* Received: 3"),
-        (planted(), "tokens", "supports must hold names of tokens, clip_norm, .* Received: 'tokens'"),
+        (
+            planted(),
+            "tokens",
+            "supports must hold names of tokens, clip_norm, .* Received: 'tokens'",
+        ),
         (planted(), ["token"], "supports must hold names of .* Received: \\['token'\\]"),
-        (lambda problem: None, None, 'In the probe "a long window" it returned NoneType. Received: None'),
+        (
+            lambda problem: None,
+            None,
+            'In the probe "a long window" it returned NoneType. Received: None',
+        ),
         (
             lambda problem: [{"kernel": np.zeros([4, 1])}],
             None,
             "their shapes must be .* Received: {'kernel': \\(4, 1\\)}",
         ),
-        (lambda problem: [problem.weights] * 3, None, "each must have arrays of its own: copy them"),
         (
-            lambda problem: [{n: value[:] for n, value in problem.weights.items()} for _ in range(3)],
+            lambda problem: [problem.weights] * 3,
+            None,
+            "each must have arrays of its own: copy them",
+        ),
+        (
+            lambda problem: [
+                {n: value[:] for n, value in problem.weights.items()} for _ in range(3)
+            ],
             None,
             "each must have arrays of its own: copy them",
         ),
         (
             refuses,
             None,
-            "train must train the model of at least one probe. Received: none; the adapter does not train it",
+            "train must train the model of at least one probe. Received: none; the adapter does "
+            "not train it",
         ),
         (
             lambda problem: [problem.weights, *planted()(problem)],

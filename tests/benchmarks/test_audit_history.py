@@ -16,7 +16,12 @@ FOUND = json.loads(tables.JSON.read_text())
 
 def row(**audit):
     empty = {"clean": True, "findings": [], "skipped": {}, "notes": []}
-    return {"library": "keras", "version": "3.4.1", "adapter": "keras_option", "audit": {**empty, **audit}}
+    return {
+        "library": "keras",
+        "version": "3.4.1",
+        "adapter": "keras_option",
+        "audit": {**empty, **audit},
+    }
 
 
 def finding(bug, *candidates, probe="full windows"):
@@ -37,9 +42,19 @@ def test_a_cell_says_right_the_bug_or_that_it_is_not_known():
     cells = dict(zip(names.split(" | "), cells.split(" | ")))
     assert cells["ragged tail"] == "`tail_carried`" and cells["clipping"] == "-"
     assert cells["full windows"] == "`last_only`" and cells["a NaN |"] == "FloatingPointError |"
-    assert cells["Adam, decay"] == "`unknown`" and right == "Right in all of them: tokens, sizes; replicas."
-    failed = {"library": "keras", "version": "9", "adapter": "keras_option", "error": "no such release"}
-    assert "Could not be audited: Keras' option 9 (no such release)." in tables.today_as_table([failed])
+    assert (
+        cells["Adam, decay"] == "`unknown`"
+        and right == "Right in all of them: tokens, sizes; replicas."
+    )
+    failed = {
+        "library": "keras",
+        "version": "9",
+        "adapter": "keras_option",
+        "error": "no such release",
+    }
+    assert "Could not be audited: Keras' option 9 (no such release)." in tables.today_as_table(
+        [failed]
+    )
     assert "| keras 3.4.1 | no bug | [keras#19990](" in tables.history_as_table([row()])
 
 

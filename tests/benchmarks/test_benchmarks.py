@@ -1,4 +1,5 @@
-"""Tests that the benchmark runs every way and writes its tables. How fast a way is is not tested here."""
+"""Tests that the benchmark runs every way and writes its tables. How fast a way is is not tested
+here."""
 
 import json
 
@@ -42,7 +43,9 @@ def test_command_line(capsys):
     assert ended.value.code == 0 and "--quick" in capsys.readouterr().out
     with pytest.raises(SystemExit) as ended:
         benchmark.main(["--quick", "--write"])
-    assert ended.value.code == 2 and "--quick must be used without --write" in capsys.readouterr().err
+    assert (
+        ended.value.code == 2 and "--quick must be used without --write" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.slow
@@ -74,8 +77,12 @@ def test_workers_are_measured():
 
 def test_growth_table_of_known_rows():
     of_k = [{"k": k, "milliseconds": 1.5, "mebibytes": m} for k, m in ((1, 10.0), (512, 11.0))]
-    of_parameters = [{"parameters": p, "milliseconds": 2 * p, "mebibytes": 8 * p} for p in (1.0, 100.0)]
-    of_towers = [{"towers": n, "workers": n, "milliseconds": 10.0 * n, "mebibytes": 5 * n} for n in (1, 2)]
+    of_parameters = [
+        {"parameters": p, "milliseconds": 2 * p, "mebibytes": 8 * p} for p in (1.0, 100.0)
+    ]
+    of_towers = [
+        {"towers": n, "workers": n, "milliseconds": 10.0 * n, "mebibytes": 5 * n} for n in (1, 2)
+    ]
     found = {"k": of_k, "parameters": of_parameters, "towers": of_towers, "workers": of_towers}
     table = growth.as_table(found)
     assert "(ms per micro-batch) | 1 | 512 | 1.5 to 1.5 | 10 to 11 |" in table
@@ -85,7 +92,9 @@ def test_growth_table_of_known_rows():
 
 def test_table_of_losses_over_the_whole_batch():
     times = zip(whole_batch.WAYS, (90.0, 100.0, 140.0), (800.0, 100.0, 110.0))
-    rows = [{"k": 4, "b": 16, "way": way, "milliseconds": ms, "mebibytes": m} for way, ms, m in times]
+    rows = [
+        {"k": 4, "b": 16, "way": way, "milliseconds": ms, "mebibytes": m} for way, ms, m in times
+    ]
     assert "| two passes, 4 x 16 | 140 (1.40) | 110 |" in whole_batch.as_table(rows)
 
 
@@ -93,15 +102,24 @@ def test_table_of_losses_over_the_whole_batch():
 def test_losses_over_the_whole_batch_are_measured(monkeypatch):
     monkeypatch.setattr(whole_batch, "SHAPES", ((2, 2),))
     rows = whole_batch.measure(1)
-    assert [row["way"] for row in rows] == list(whole_batch.WAYS) and min(row["milliseconds"] for row in rows) > 0
+    assert [row["way"] for row in rows] == list(whole_batch.WAYS) and min(
+        row["milliseconds"] for row in rows
+    ) > 0
 
 
 def test_tables_of_plans_and_of_automatic_sizes():
-    rows = [{"network": "dense", "b": b, "planned": 110.0 - b, "measured": 100.0} for b in plan_error.SIZES]
+    rows = [
+        {"network": "dense", "b": b, "planned": 110.0 - b, "measured": 100.0}
+        for b in plan_error.SIZES
+    ]
     assert plan_error.as_table(rows).endswith("| dense | +8 % | +2 % | -6 % | -22 % |")
     times = {"128": 4.0, "64": 2.0, "32": 2.2, "16": 3.0, "8": 5.0}
-    table = automatic_sizes.as_table([{"network": "lenet", "milliseconds": times, "auto": 2.1, "chosen": [64, 64, 32]}])
-    assert "| lenet, B = 128 | 4 (2.00) | 2 (1.00) |" in table and table.endswith("| 2.1 (1.05) | 64, 64, 32 |")
+    table = automatic_sizes.as_table(
+        [{"network": "lenet", "milliseconds": times, "auto": 2.1, "chosen": [64, 64, 32]}]
+    )
+    assert "| lenet, B = 128 | 4 (2.00) | 2 (1.00) |" in table and table.endswith(
+        "| 2.1 (1.05) | 64, 64, 32 |"
+    )
 
 
 @pytest.mark.slow
@@ -121,9 +139,12 @@ def test_plans_and_automatic_sizes_are_measured(monkeypatch):
 def test_the_published_plans_and_automatic_sizes():
     found = report.read()
     errors = [row["planned"] / row["measured"] for row in found["plan"]]
-    assert max(abs(error - 1) for error in errors) <= 0.15 and len(errors) == 52  # what the docs say
+    # What the docs say
+    assert max(abs(error - 1) for error in errors) <= 0.15 and len(errors) == 52
     assert all(len(row["peaks"]) == plan_error.PROCESSES for row in found["plan"])
-    ratios = {row["network"]: row["auto"] / min(row["milliseconds"].values()) for row in found["auto"]}
+    ratios = {
+        row["network"]: row["auto"] / min(row["milliseconds"].values()) for row in found["auto"]
+    }
     assert max(ratios.values()) <= 1.1
 
 
@@ -134,12 +155,18 @@ def test_the_classroom_memory_over_time():
 
 
 def test_tables_of_texts_and_of_six_models():
-    rows = [{"way": way, "tokens": 1000.0 * i, "padding": 0.2, "mebibytes": 50} for i, way in enumerate(tokens.WAYS, 1)]
+    rows = [
+        {"way": way, "tokens": 1000.0 * i, "padding": 0.2, "mebibytes": 50}
+        for i, way in enumerate(tokens.WAYS, 1)
+    ]
     table = tokens.as_table(rows)
     assert "each micro-batch padded to its longest text | 3000 (1.00) | 20 % | 50 |" in table
     assert "| gradlab, `token_batches` | 6000 (2.00) | 20 % | 50 |" in table
     table = six_models.as_table([{"model": "CLIP", "Keras": 3000.4, "gradlab": 900.0}])
-    assert "(whole_batch.md#two-towers-as-in-clip) | 256 | 3000 MiB | 900 MiB | `gradlab.micro" in table
+    assert (
+        "(whole_batch.md#two-towers-as-in-clip) | 256 | 3000 MiB | 900 MiB | `gradlab.micro"
+        in table
+    )
 
 
 @pytest.mark.slow
@@ -147,7 +174,10 @@ def test_texts_and_six_models_are_measured(monkeypatch):
     ways = {"fixed, padded micro-batches": "fixed", "token_batches": "by tokens"}
     monkeypatch.setattr(tokens, "WAYS", ways)
     fixed, by_tokens = tokens.measure(1)
-    assert by_tokens["padding"] < fixed["padding"] < 1 and min(fixed["tokens"], by_tokens["tokens"]) > 0
+    assert (
+        by_tokens["padding"] < fixed["padding"] < 1
+        and min(fixed["tokens"], by_tokens["tokens"]) > 0
+    )
     monkeypatch.setattr(six_models, "MODELS", {"CLIP": six_models.MODELS["CLIP"]})
     [row] = six_models.measure(1)
     assert row["gradlab"] < row["Keras"]
@@ -158,7 +188,9 @@ def test_tables_and_figure_of_known_cells():
     assert table.splitlines()[0].endswith("| 1 x 100 | 5 x 20 | 10 x 10 | 20 x 5 | 100 x 1 |")
     assert "| gradlab in your function | 1.5 (1.50) |" in table
     assert "gradlab in your function: 1 x 100 1.50" in plots.speed(CELLS).get_label()
-    with pytest.raises(ValueError, match="cells must hold some of the network. Received: none of 'vgg16'"):
+    with pytest.raises(
+        ValueError, match="cells must hold some of the network. Received: none of 'vgg16'"
+    ):
         plots.speed(CELLS, "vgg16")
     words = report.as_markdown({"speed": {"cells": CELLS, "missing": ["torch"]}})
     assert "**LeNet" in words and "Left out, because they are not installed: torch." in words
@@ -181,7 +213,10 @@ def test_of_several_variants_and_settings_the_fastest_counts_and_fit_is_compared
 def test_the_largest_batch_that_fits():
     rows = [
         {"way": way, "k": k, "mebibytes": mebibytes}
-        for way, sizes in {"big batch": (600, 1500, 9000), "gradlab in fit": (600, 610, None)}.items()
+        for way, sizes in {
+            "big batch": (600, 1500, 9000),
+            "gradlab in fit": (600, 610, None),
+        }.items()
         for k, mebibytes in zip((1, 8, 64), sizes)
     ]
     table = memory.curve_as_table(rows)
@@ -193,7 +228,10 @@ def test_figures_are_written_on_a_clean_commit_only(monkeypatch, capsys):
     monkeypatch.setattr(report, "environment", lambda: {"commit": "abc+"})
     with pytest.raises(SystemExit):
         benchmark.main(["--write"])
-    assert "--write must run on a clean commit, which the figures then name. Received: abc+" in capsys.readouterr().err
+    assert (
+        "--write must run on a clean commit, which the figures then name. Received: abc+"
+        in capsys.readouterr().err
+    )
 
 
 def test_the_published_tables_are_the_measured_ones():
@@ -203,9 +241,16 @@ def test_the_published_tables_are_the_measured_ones():
     assert report.between_markers(published, report.as_markdown(found)) == published
     published = report.SIX_MODELS.read_text()
     assert report.between_markers(published, six_models.as_table(found["six"])) == published
-    assert max(row["gradlab"] for row in found["six"]) < 1024 < min(row["Keras"] for row in found["six"])
+    assert (
+        max(row["gradlab"] for row in found["six"])
+        < 1024
+        < min(row["Keras"] for row in found["six"])
+    )
     assert set(found) >= {"speed", "memory", "growth", "training", "environment"}
-    assert set(found["speed"]["rounds"]) <= set(speed.SHAPES) and min(found["speed"]["rounds"].values()) >= 7
+    assert (
+        set(found["speed"]["rounds"]) <= set(speed.SHAPES)
+        and min(found["speed"]["rounds"].values()) >= 7
+    )
     with pytest.raises(ValueError, match="The page must contain the markers"):
         report.between_markers("no markers", "tables")
 
@@ -214,7 +259,10 @@ def test_the_guard_names_what_is_slower_and_nothing_else():
     by_processor = json.loads(guard.RECORDED.read_text())
     assert all(set(ratios) == set(guard.CASES) for ratios in by_processor.values())
     recorded = guard.recorded_for("another processor")
-    assert all(recorded[case] == max(ratios[case] for ratios in by_processor.values()) for case in guard.CASES)
+    assert all(
+        recorded[case] == max(ratios[case] for ratios in by_processor.values())
+        for case in guard.CASES
+    )
     assert guard.recorded_for("AMD EPYC") == by_processor["AMD EPYC"]
     assert guard.too_slow(recorded, recorded) == []
     slower = recorded | {"fit, lenet 20x5": 1.31 * recorded["fit, lenet 20x5"]}

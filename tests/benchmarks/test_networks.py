@@ -14,16 +14,21 @@ NEW = "transformer", "resnet"  # the networks without a gradlab model
 
 def torch_ways():
     return pytest.importorskip(
-        "benchmarks.torch_ways", reason="PyTorch is not installed (extra bench)", exc_type=ImportError
+        "benchmarks.torch_ways",
+        reason="PyTorch is not installed (extra bench)",
+        exc_type=ImportError,
     )
 
 
 def jax_ways():
-    return pytest.importorskip("benchmarks.jax_ways", reason="JAX is not installed (extra bench)", exc_type=ImportError)
+    return pytest.importorskip(
+        "benchmarks.jax_ways", reason="JAX is not installed (extra bench)", exc_type=ImportError
+    )
 
 
 def random_weights(model) -> None:
-    """Gives a Keras model random weights: with zero biases and scales of one, a wrong bias or scale has no effect."""
+    """Gives a Keras model random weights: with zero biases and scales of one, a wrong bias or scale
+    has no effect."""
     rng = np.random.default_rng(1)
     for weight in model.weights:
         fan_in = math.prod(weight.shape[:-1]) if len(weight.shape) > 1 else 100
@@ -37,7 +42,9 @@ def in_order(model) -> list[np.ndarray]:
         values = layer.get_weights()
         if type(layer).__name__ == "MultiHeadAttention":
             width, heads, size = values[0].shape
-            kernel = np.concatenate([kernel.reshape(width, heads * size) for kernel in values[0:6:2]], axis=1)
+            kernel = np.concatenate(
+                [kernel.reshape(width, heads * size) for kernel in values[0:6:2]], axis=1
+            )
             bias = np.concatenate([bias.reshape(heads * size) for bias in values[1:6:2]])
             values = [kernel, bias, values[6].reshape(heads * size, width), values[7]]
         weights += values
@@ -45,7 +52,8 @@ def in_order(model) -> list[np.ndarray]:
 
 
 def copy_to_torch(weights: list[np.ndarray], module) -> None:
-    """PyTorch has a kernel's outputs first, in (units, inputs) and (filters, channels, height, width)."""
+    """PyTorch has a kernel's outputs first, in (units, inputs) and (filters, channels, height,
+    width)."""
     import torch
 
     with torch.no_grad():
@@ -60,7 +68,9 @@ def copy_to_torch(weights: list[np.ndarray], module) -> None:
 def keras_losses(model, x, y) -> np.ndarray:
     import keras
 
-    return np.asarray(keras.losses.sparse_categorical_crossentropy(y, model(x, training=False), from_logits=True))
+    return np.asarray(
+        keras.losses.sparse_categorical_crossentropy(y, model(x, training=False), from_logits=True)
+    )
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -69,7 +79,9 @@ def test_keras_has_as_many_parameters_as_gradlab(name):
     if network.model is None:
         assert name in NEW
     else:
-        assert keras_model(network).count_params() == sum(map(math.prod, network.model.shapes.values()))
+        assert keras_model(network).count_params() == sum(
+            map(math.prod, network.model.shapes.values())
+        )
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -96,7 +108,11 @@ def test_torch_gives_the_loss_of_keras(name):
     import torch
 
     inputs, classes = torch_ways().tensors(x, y)
-    losses = torch.nn.functional.cross_entropy(module(inputs), classes, reduction="none").detach().numpy()
+    losses = (
+        torch.nn.functional.cross_entropy(module(inputs), classes, reduction="none")
+        .detach()
+        .numpy()
+    )
     np.testing.assert_allclose(losses, keras_losses(model, x, y), rtol=1e-4)
 
 
@@ -112,7 +128,9 @@ def test_jax_gives_the_loss_of_keras(name):
     import jax
 
     # One example at a time, so that errors of two examples cannot cancel in their mean.
-    losses = [mean_loss(weights, x[i : i + 1], y[i : i + 1], jax.random.key(0)) for i in range(len(x))]
+    losses = [
+        mean_loss(weights, x[i : i + 1], y[i : i + 1], jax.random.key(0)) for i in range(len(x))
+    ]
     np.testing.assert_allclose(losses, keras_losses(model, x, y), rtol=1e-4)
 
 
@@ -132,7 +150,8 @@ def test_padding_does_not_change_the_output():
 
     assert (x == networks.PADDING).any()
     np.testing.assert_allclose(logits_with_other_vector(networks.PADDING), before, rtol=1e-6)
-    assert abs(logits_with_other_vector(x[0, 0])[0] - before[0]).max() > 1e-3  # the first token is not padding
+    # The first token is not padding
+    assert abs(logits_with_other_vector(x[0, 0])[0] - before[0]).max() > 1e-3
 
 
 def test_texts_are_tokens_followed_by_padding():
@@ -143,4 +162,5 @@ def test_texts_are_tokens_followed_by_padding():
     assert x.shape == (1000, 64) and x.dtype == y.dtype == np.int32
     assert x.min() == networks.PADDING and x.max() == 999 and set(y) == set(range(10))
     assert lengths.min() == networks.SHORTEST and lengths.max() == 64
-    np.testing.assert_array_equal(real, np.arange(64) < lengths[:, None])  # padding is only at the end
+    # Padding is only at the end
+    np.testing.assert_array_equal(real, np.arange(64) < lengths[:, None])

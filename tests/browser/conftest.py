@@ -1,6 +1,8 @@
-"""One Chromium and one JupyterLab for all browser tests of a process, and one page that most of them share.
+"""One Chromium and one JupyterLab for all browser tests of a process, and one page that most of
+them share.
 
-A page of JupyterLab takes a processor five seconds to open, and a kernel as many to import TensorFlow.
+A page of JupyterLab takes a processor five seconds to open, and a kernel as many to import
+TensorFlow.
 """
 
 import os
@@ -32,12 +34,16 @@ from paths import ROOT
 
 @pytest.fixture(scope="session")
 def browser():
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra dev)")
+    sync_api = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed (extra dev)"
+    )
     if chromium_path() is None:
         # .ci/run installs Chromium and requires these tests; a user's machine may go without.
         if os.environ.get("GRADLAB_NEEDS_BROWSER"):
             pytest.fail("GRADLAB_NEEDS_BROWSER is set, but there is no Chromium on the PATH")
-        pytest.skip("no Chromium on the PATH: install the package chromium to run the browser tests")
+        pytest.skip(
+            "no Chromium on the PATH: install the package chromium to run the browser tests"
+        )
     SCREENSHOTS.mkdir(exist_ok=True)
     with sync_api.sync_playwright() as playwright:
         chromium = launch(playwright)
@@ -49,7 +55,9 @@ def browser():
 def notebooks(tmp_path_factory):
     """A copy of the notebooks, which JupyterLab may save over, and three notebooks with labs."""
     folder = tmp_path_factory.mktemp("course") / "notebooks"
-    shutil.copytree(ROOT / "notebooks", folder, ignore=shutil.ignore_patterns(".ipynb_checkpoints", "gradlab-*"))
+    shutil.copytree(
+        ROOT / "notebooks", folder, ignore=shutil.ignore_patterns(".ipynb_checkpoints", "gradlab-*")
+    )
     write_notebook(folder / "page.ipynb", *PAGE)
     write_notebook(folder / "labs.ipynb", *LABS)
     write_notebook(folder / "toy.ipynb", *TOY)
@@ -76,11 +84,17 @@ def whole_notebooks(server):
 def opened(browser, server):
     """The page that most tests share, run, with both labs stopped."""
     page = run_notebook(browser, server, "page.ipynb", "the kernel is free")
-    assert page.locator(".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.stderr']").count() == 0
+    assert (
+        page.locator(
+            ".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.stderr']"
+        ).count()
+        == 0
+    )
     for name in ("small", "whole"):
         lab = Lab(page, f".{name}")
         lab.root.scroll_into_view_if_needed()
-        until(lambda lab=lab: lab.root.get_attribute("data-state") != "idle")  # it trains when it is seen
+        # It trains when it is seen
+        until(lambda lab=lab: lab.root.get_attribute("data-state") != "idle")
         lab.press("stop")
     yield page
     close(page)
@@ -89,7 +103,8 @@ def opened(browser, server):
 
 @pytest.fixture
 def page(opened):
-    """The page at the size of a laptop's screen, without the file browser. A test may change that."""
+    """The page at the size of a laptop's screen, without the file browser. A test may change
+    that."""
     opened.set_viewport_size(SIZE)
     show_file_browser(opened, False)
     yield opened
@@ -111,13 +126,16 @@ def small(page):
 
 
 def _reset(lab):
-    lab.root.evaluate("(lab) => Object.assign(lab.style, {display: '', width: ''})")  # whatever a failed test left
+    # Whatever a failed test left
+    lab.root.evaluate("(lab) => Object.assign(lab.style, {display: '', width: ''})")
     lab.root.scroll_into_view_if_needed()
-    # The page holds a slider's last value back until the kernel has answered the one before: it would undo the reset.
+    # The page holds a slider's last value back until the kernel has answered the one before: it
+    # would undo the reset.
     until(lambda: _heard(lab), lambda: f"{lab.status()} {lab.text('batch')}")
     if lab.status().startswith("idle"):
         lab.press("pin")
-        lab.wait_for("there is no run to pin yet")  # another state, so that the initial one means the reset
+        # Another state, so that the initial one means the reset
+        lab.wait_for("there is no run to pin yet")
     lab.press("reset")
     until(lambda: lab.status().startswith("idle") and "pin" not in lab.status(), lab.status)
     until(lambda: lab.root.get_attribute("data-state") == "idle")
@@ -137,5 +155,7 @@ def _reset(lab):
 
 def _heard(lab) -> bool:
     """Whether the kernel has the values of the sliders for k and b, or has refused them."""
-    k, b = (lab.text(f"{name} .widget-readout") for name in ("accumulation_steps", "microbatch_size"))
+    k, b = (
+        lab.text(f"{name} .widget-readout") for name in ("accumulation_steps", "microbatch_size")
+    )
     return f"{k} × {b} =" in lab.text("batch") or lab.status().startswith("not run")

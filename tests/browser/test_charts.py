@@ -1,4 +1,5 @@
-"""The views of a training in a real Chromium: what they draw beside what Python draws, and what is read from them."""
+"""The views of a training in a real Chromium: what they draw beside what Python draws, and what is
+read from them."""
 
 import dataclasses
 import json
@@ -40,7 +41,9 @@ PLOTS = """async ([source, runs, data]) => {
 def compute(browser):
     """A function that calls a function of the page's module."""
     page = new_page(browser)
-    yield lambda code, *arguments: page.evaluate(code, [module("canvas", "plots", "charts"), *arguments])
+    yield lambda code, *arguments: page.evaluate(
+        code, [module("canvas", "plots", "charts"), *arguments]
+    )
     page.context.close()
 
 
@@ -48,15 +51,32 @@ def sent(result, name: str) -> dict:
     """A run as the page gets it, whole."""
     trace, e = Trace.of(result), result.experiment
     arrays = {"rows": trace.rows(0), "dots": trace.dots(0)}
-    numbers = {n: [None if np.isnan(value) else float(value) for value in a.ravel()] for n, a in arrays.items()}
-    about = {"number": trace.number, "name": name, "first": 0, "firstDot": 0, "counts": trace.counts}
-    about |= {"perUpdate": trace.dots(0).shape[1], "k": e.accumulation_steps, "b": 20, "batch": e.effective_batch}
+    numbers = {
+        n: [None if np.isnan(value) else float(value) for value in a.ravel()]
+        for n, a in arrays.items()
+    }
+    about = {
+        "number": trace.number,
+        "name": name,
+        "first": 0,
+        "firstDot": 0,
+        "counts": trace.counts,
+    }
+    about |= {
+        "perUpdate": trace.dots(0).shape[1],
+        "k": e.accumulation_steps,
+        "b": 20,
+        "batch": e.effective_batch,
+    }
     return about | numbers
 
 
 def point(result) -> dict:
     e = result.experiment
-    known = dataclasses.asdict(Point.of(result)) | {"k": e.accumulation_steps, "b": e.microbatch_size}
+    known = dataclasses.asdict(Point.of(result)) | {
+        "k": e.accumulation_steps,
+        "b": e.microbatch_size,
+    }
     return {name: value for name, value in known.items() if name != "experiment"}
 
 
@@ -77,10 +97,15 @@ def test_the_page_draws_what_python_draws(compute, against):
         assert found[name]["words"] == views.picture(name, shown)[1], name
         drawn = getattr(views, name)(shown).axes
         for plot, axes in zip(found[name]["plots"], drawn, strict=True):
-            assert (plot["y"]["from"], plot["y"]["to"]) == pytest.approx(axes.get_ylim(), rel=1e-5), name
+            assert (plot["y"]["from"], plot["y"]["to"]) == pytest.approx(
+                axes.get_ylim(), rel=1e-5
+            ), name
             named = {line.get_label(): line for line in axes.get_lines()}
             # The points of earlier runs and of the current one have no label in Python.
-            lines = [named.get(series["name"], axes.get_lines()[i]) for i, series in enumerate(plot["series"])]
+            lines = [
+                named.get(series["name"], axes.get_lines()[i])
+                for i, series in enumerate(plot["series"])
+            ]
             assert len(lines) == 2
             for series, line in zip(plot["series"], lines):
                 np.testing.assert_allclose(series["xs"], line.get_xdata(), rtol=1e-5)
@@ -92,7 +117,9 @@ def test_the_page_draws_what_python_draws(compute, against):
     np.testing.assert_allclose(np.array(losses["dots"])[:4, 0], [0.125, 0.375, 0.625, 0.875])
     assert found["losses"]["latest"] == f"{NOW.window_losses.mean(axis=0)[-1]:.3f}"
     assert losses["marked"] == [[40.125, 1.5], [40.625, 1.7], [40.875, 1.6]]  # one was not finite
-    np.testing.assert_allclose(losses["series"][0]["band"], NOW.window_losses.std(axis=0, ddof=1), rtol=1e-4)
+    np.testing.assert_allclose(
+        losses["series"][0]["band"], NOW.window_losses.std(axis=0, ddof=1), rtol=1e-4
+    )
 
 
 def test_noise_scale_and_points_are_pythons(compute):
@@ -109,11 +136,14 @@ def test_noise_scale_and_points_are_pythons(compute):
     drawn = {line.get_label(): line for line in views.scale(FULL).axes[0].get_lines()}
     for series, batch in zip(scale["series"], (80, 160)):
         there = np.isfinite(drawn[series["name"]].get_ydata())
-        np.testing.assert_allclose(series["ys"], drawn[series["name"]].get_ydata()[there], rtol=1e-4)
+        np.testing.assert_allclose(
+            series["ys"], drawn[series["name"]].get_ydata()[there], rtol=1e-4
+        )
         assert [batch] * 2 in [[y for _, y in line["points"]] for line in scale["lines"]]
     [noise] = found["noise"]["plots"]
     earlier, now = noise["series"]
-    assert (earlier["xs"], now["xs"]) == ([8], [4])  # the other point has micro-batches of another size
+    # The other point has micro-batches of another size
+    assert (earlier["xs"], now["xs"]) == ([8], [4])
     assert now["ys"] == [pytest.approx(Point.of(NOW).window)]
     for k, y in noise["lines"][0]["points"]:
         assert y == pytest.approx(Point.of(NOW).microbatch / np.sqrt(k))
@@ -121,7 +151,11 @@ def test_noise_scale_and_points_are_pythons(compute):
     means = [result.window_losses.mean(axis=0) for result in (NOW, OTHER)]
     assert at_17["x"] == 17 and at_17["said"] == "update 17"
     assert [each["said"] for each in at_17["values"]] == [f"{mean[16]:.3f}" for mean in means]
-    assert at_500["x"] == 40 and len(at_500["values"]) == 2 and at_500["values"][0]["said"].endswith(" %")
+    assert (
+        at_500["x"] == 40
+        and len(at_500["values"]) == 2
+        and at_500["values"][0]["said"].endswith(" %")
+    )
     assert at_7["x"] == 8 and [each["name"] for each in at_7["values"]] == ["earlier"]
 
 
@@ -154,12 +188,23 @@ TICKS = """async ([source, axes]) => {
 
 
 def test_axes_have_few_round_ticks_and_keys_step_from_value_to_value(compute):
-    axes = [{"from": 0, "to": 300}, {"from": 80, "to": 100}, {"from": 0, "to": 2.91}, {"from": 0, "to": 7}]
+    axes = [
+        {"from": 0, "to": 300},
+        {"from": 80, "to": 100},
+        {"from": 0, "to": 2.91},
+        {"from": 0, "to": 7},
+    ]
     logs = [{"from": 0.02, "to": 0.4, "log": True}, {"from": 3, "to": 90_000, "log": True}]
     ticks, numbers, places = compute(TICKS, axes + logs)
-    assert ticks[0] == [0, 100, 200, 300] and ticks[1] == [80, 85, 90, 95, 100] and ticks[2] == [0, 1, 2]
+    assert (
+        ticks[0] == [0, 100, 200, 300]
+        and ticks[1] == [80, 85, 90, 95, 100]
+        and ticks[2] == [0, 1, 2]
+    )
     assert ticks[3] == [0, 2, 4, 6]
-    assert ticks[4] == pytest.approx([0.02, 0.05, 0.1, 0.2]) and ticks[5] == pytest.approx([10, 100, 1000, 10_000])
+    assert ticks[4] == pytest.approx([0.02, 0.05, 0.1, 0.2]) and ticks[5] == pytest.approx(
+        [10, 100, 1000, 10_000]
+    )
     assert numbers == ["0.0123", "12.3", "1,235", "30,000"]
     assert places == [1, 3, 30, 1, 1, 30]
 
@@ -170,7 +215,12 @@ def test_values_are_read_with_pointer_and_keys_and_are_those_of_the_result(page,
     small.press("csv")
     small.wait_for(".csv")
     frame = pd.read_csv(small.status().split("written: ")[1])
-    windows = frame.groupby(["seed", "update"])[["window_loss", "accuracy"]].first().groupby("update").mean()
+    windows = (
+        frame.groupby(["seed", "update"])[["window_loss", "accuracy"]]
+        .first()
+        .groupby("update")
+        .mean()
+    )
     view = small.root.locator(".gradlab-view-losses")
     canvas, readout = view.locator("canvas"), view.locator(".gradlab-readout")
     box = canvas.bounding_box()
@@ -185,15 +235,27 @@ def test_values_are_read_with_pointer_and_keys_and_are_those_of_the_result(page,
     until(readout.is_hidden)
 
     said = view.locator("[aria-live]")
-    for key, update in (("End", 60), ("ArrowLeft", 59), ("PageDown", 49), ("ArrowRight", 50), ("Home", 1)):
+    for key, update in (
+        ("End", 60),
+        ("ArrowLeft", 59),
+        ("PageDown", 49),
+        ("ArrowRight", 50),
+        ("Home", 1),
+    ):
         press(canvas, key)
-        until(lambda update=update: said.inner_text().startswith(f"update {update}:"), said.inner_text)
+        until(
+            lambda update=update: said.inner_text().startswith(f"update {update}:"), said.inner_text
+        )
         assert f"{windows.window_loss[update]:.3f}" in said.inner_text()
     press(canvas, "Escape")
     until(readout.is_hidden)
     accuracy = small.root.locator(".gradlab-view-accuracy")
     press(accuracy.locator("canvas"), "End")
-    until(lambda: f"{100 * windows.accuracy[60]:.1f} %" in accuracy.locator("[aria-live]").inner_text())
+    until(
+        lambda: (
+            f"{100 * windows.accuracy[60]:.1f} %" in accuracy.locator("[aria-live]").inner_text()
+        )
+    )
 
 
 # Counts the questions that the page sends.

@@ -1,4 +1,5 @@
-"""A classroom with real pages: its trainers and kernels, and what is left when pages or trainers are gone."""
+"""A classroom with real pages: its trainers and kernels, and what is left when pages or trainers
+are gone."""
 
 import contextlib
 import json
@@ -49,7 +50,8 @@ def long_run(lab: Lab) -> None:
 
 
 def the_busy_one(processes: set[int]) -> int:
-    """The process that computes now, whatever the others have computed before: its processor time grows by a second."""
+    """The process that computes now, whatever the others have computed before: its processor time
+    grows by a second."""
 
     def ticks(pid: int) -> int:
         return int(pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11])
@@ -78,14 +80,19 @@ def test_visitors_share_the_trainers_and_leave_nothing_behind(classroom, browser
         return one.page.evaluate(SCROLLS) and 0 <= box["y"] <= 800 - box["height"]
 
     until(status_is_in_sight, lambda: "the status line must stay in sight")
-    assert set(pd.read_csv(download.value.path())["run"]) and download.value.suggested_filename == "gradlab-runs.csv"
+    assert (
+        set(pd.read_csv(download.value.path())["run"])
+        and download.value.suggested_filename == "gradlab-runs.csv"
+    )
     one.wait_for("downloaded: gradlab-runs.csv")
 
     long_run(one)
     other = server.page(browser)
     other.wait_for("waiting for a trainer: place 1 in the queue")
     third = server.open(browser)
-    third.get_by_text("The classroom is full: it has 2 visitors. This page tries again every 3 seconds.").wait_for()
+    third.get_by_text(
+        "The classroom is full: it has 2 visitors. This page tries again every 3 seconds."
+    ).wait_for()
     third.context.close()
 
     one.page.reload()  # its run ends, and the other one's begins
@@ -94,7 +101,8 @@ def test_visitors_share_the_trainers_and_leave_nothing_behind(classroom, browser
     one.page.context.close()
     other.page.context.close()
     ready = server.kernels()
-    until(lambda: len(server.kernels()) <= 3, lambda: f"{server.kernels()}, before {ready}")  # those for the next ones
+    # Those for the next ones
+    until(lambda: len(server.kernels()) <= 3, lambda: f"{server.kernels()}, before {ready}")
 
 
 def test_a_lost_trainer_and_a_lost_server(classroom, browser):
@@ -129,7 +137,8 @@ def test_a_lost_trainer_and_a_lost_server(classroom, browser):
 
 
 def run_as_soon_as_possible(lab: Lab) -> None:
-    """Press Run after each failure, until a trainer has the run. A press while a run waits would begin another."""
+    """Press Run after each failure, until a trainer has the run. A press while a run waits would
+    begin another."""
 
     def is_trained() -> bool:
         if lab.status().startswith("failed"):
@@ -161,7 +170,9 @@ page._read_for(600)
 def test_a_killed_browser_and_a_lost_network_leave_nothing_behind(classroom, browser):
     server = classroom("--trainers=1", "--visitors=2", *ENDLESS, "--gone=40")
     flags = [*FLAGS, "--gradlab-is-killed"]
-    killed = browser.browser_type.launch(executable_path=chromium_path(), args=flags, timeout=1000 * DEADLINE)
+    killed = browser.browser_type.launch(
+        executable_path=chromium_path(), args=flags, timeout=1000 * DEADLINE
+    )
     long_run(server.page(killed))
     lab = server.page(browser)
     lab.wait_for("waiting for a trainer: place 1 in the queue")
@@ -230,10 +241,17 @@ def test_what_a_classroom_cannot_start_with():
         ("--trainers=0", "trainers must be a positive integer. Received: 0"),
         ("--port=99999", "port must be at most 65535. Received: 99999"),
         ("--gone=-1", "gone must be a finite number above 0. Received: -1"),
-        ("--dask=tcp://127.0.0.1:1", "there must be a Dask scheduler at tcp://127.0.0.1:1: it does not answer"),
+        (
+            "--dask=tcp://127.0.0.1:1",
+            "there must be a Dask scheduler at tcp://127.0.0.1:1: it does not answer",
+        ),
     ):
-        done = subprocess.run([sys.executable, "-m", "gradlab.lab.classroom", option], capture_output=True, text=True)
-        assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith(f"gradlab: {sentence}"), done.stderr
+        done = subprocess.run(
+            [sys.executable, "-m", "gradlab.lab.classroom", option], capture_output=True, text=True
+        )
+        assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith(
+            f"gradlab: {sentence}"
+        ), done.stderr
 
 
 LATE = """
@@ -267,18 +285,31 @@ def test_visitors_need_the_token_and_reach_nothing_else(classroom, browser):
     assert page.locator(".gradlab-lab").count() == 0  # a login page
     lab = server.page(browser, f"?token={token}")
     lab.wait_for("finished")
-    kernel = lab.page.evaluate("JSON.parse(document.getElementById('jupyter-config-data').textContent).kernelId")
+    kernel = lab.page.evaluate(
+        "JSON.parse(document.getElementById('jupyter-config-data').textContent).kernelId"
+    )
     written = pathlib.Path(server.log.parent / "written by a visitor")
     line = websocket.create_connection(
-        f"ws://127.0.0.1:{server.port}/api/kernels/{kernel}/channels?token={token}", subprotocols=[V1], timeout=60
+        f"ws://127.0.0.1:{server.port}/api/kernels/{kernel}/channels?token={token}",
+        subprotocols=[V1],
+        timeout=60,
     )
     for kind, content in (
         ("execute_request", {"code": f"open({str(written)!r}, 'w')", "silent": False}),
         ("kernel_info_request", {}),
     ):
-        header = {"msg_type": kind, "msg_id": kind, "session": "1", "username": "", "version": "5.3", "date": ""}
+        header = {
+            "msg_type": kind,
+            "msg_id": kind,
+            "session": "1",
+            "username": "",
+            "version": "5.3",
+            "date": "",
+        }
         message = {"header": header, "parent_header": {}, "metadata": {}, "content": content}
-        line.send_binary(serialize_msg_to_ws_v1(message, "shell", lambda part: json.dumps(part).encode()))
+        line.send_binary(
+            serialize_msg_to_ws_v1(message, "shell", lambda part: json.dumps(part).encode())
+        )
     while b"kernel_info_reply" not in line.recv():  # the kernel has answered what came after
         pass
     line.close()

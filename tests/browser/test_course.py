@@ -1,4 +1,5 @@
-"""Notebooks of the course in a real JupyterLab, and the lab alone in Voila, as a student opens them."""
+"""Notebooks of the course in a real JupyterLab, and the lab alone in Voila, as a student opens
+them."""
 
 import contextlib
 import json
@@ -31,8 +32,8 @@ from paths import ROOT
 
 pytestmark = pytest.mark.browser
 
-# Notebooks with diagrams, figures and a widget. nbval runs all notebooks of the course; here it is seen how JupyterLab
-# shows their outputs, those of a run and those that are saved.
+# Notebooks with diagrams, figures and a widget. nbval runs all notebooks of the course; here it is
+# seen how JupyterLab shows their outputs, those of a run and those that are saved.
 RUN = ("02_tower_averaging", "07_pitfalls")
 SAVED = "04_variable_accumulation"
 VIEWPORT = {"width": 1000, "height": 2400}
@@ -42,7 +43,8 @@ VIEWPORT = {"width": 1000, "height": 2400}
 def test_a_notebook_of_the_course_runs_and_shows_its_diagrams_and_figures(
     browser, whole_notebooks, notebooks, notebook
 ):
-    """Run as a whole in the light theme and saved, then opened in the dark theme: every diagram and figure is there."""
+    """Run as a whole in the light theme and saved, then opened in the dark theme: every diagram and
+    figure is there."""
     set_setting(whole_notebooks, "apputils-extension:themes", theme="JupyterLab Light")
     page = run_notebook(browser, whole_notebooks, f"{notebook}.ipynb", "not yet: ", VIEWPORT)
     pending = page.locator(".jp-InputPrompt", has_text="[*]")
@@ -72,7 +74,9 @@ def test_a_notebook_that_is_not_trusted_shows_its_drawings(browser, whole_notebo
     """As in a new checkout: JupyterLab takes scripts and SVG out of its HTML."""
     page = open_notebook(browser, whole_notebooks, f"{notebook}.ipynb", VIEWPORT)
     cells = json.loads((ROOT / "notebooks" / f"{notebook}.ipynb").read_text())["cells"]
-    saved = "".join("".join(output.get("data", {}).get("text/html", "")) for output in outputs_of(cells))
+    saved = "".join(
+        "".join(output.get("data", {}).get("text/html", "")) for output in outputs_of(cells)
+    )
     drawings = page.locator(".jp-OutputArea-output img[alt][src^='data:image/svg+xml']")
     wanted = saved.count('src="data:image/svg+xml')
     until(lambda: drawings.count() == wanted, drawings.count)
@@ -99,9 +103,11 @@ def check_in_the_dark(browser, server: str, notebook: str) -> None:
 
 
 def test_who_opens_notebook_00_sees_a_run_without_scrolling(browser, server):
-    """At 1280 x 800 with the file browser open: Shift+Enter three times, then the right arrow on k."""
+    """At 1280 x 800 with the file browser open: Shift+Enter three times, then the right arrow on
+    k."""
     page = open_notebook(browser, server, "00_start_here.ipynb", {"width": 1280, "height": 800})
-    page.locator(".jp-OutputArea-output img[alt^='Recorded runs']").wait_for()  # the saved notebook shows no blank
+    # The saved notebook shows no blank
+    page.locator(".jp-OutputArea-output img[alt^='Recorded runs']").wait_for()
     active = "() => [...document.querySelectorAll('.jp-Cell')].findIndex((cell) => cell.matches('.jp-mod-active'))"
     until(lambda: page.evaluate(active) == 0 and page.evaluate(IN_NOTEBOOK))
     for number in (1, 2, 3):
@@ -136,7 +142,10 @@ def out_of_sight(page) -> list[str]:
                 return top < frame.top || bottom > frame.bottom || top === bottom;
             });
         }""",
-        ["[data-control=accumulation_steps]", *(f"[data-view={name}]" for name in ("toy", "losses", "accuracy"))],
+        [
+            "[data-control=accumulation_steps]",
+            *(f"[data-view={name}]" for name in ("toy", "losses", "accuracy")),
+        ],
     )
 
 
@@ -202,7 +211,8 @@ def until_drawn(image) -> None:
 
 
 def check_that_everything_is_shown(page, notebook: str, theme: str) -> None:
-    """As many diagrams and figures as the committed notebook has, none empty, no syntax error, no error output."""
+    """As many diagrams and figures as the committed notebook has, none empty, no syntax error, no
+    error output."""
     cells = json.loads((ROOT / "notebooks" / f"{notebook}.ipynb").read_text())["cells"]
     outputs = [output.get("data", {}) for cell in cells for output in cell.get("outputs", [])]
     diagrams = sum("text/vnd.mermaid" in data for data in outputs)
@@ -214,7 +224,10 @@ def check_that_everything_is_shown(page, notebook: str, theme: str) -> None:
         (".jp-OutputArea-output img[alt][src^='data:image/png']", figures),
     ):
         images = page.locator(kind)
-        until(lambda images=images, wanted=wanted: images.count() == wanted or faults.count(), images.count)
+        until(
+            lambda images=images, wanted=wanted: images.count() == wanted or faults.count(),
+            images.count,
+        )
         assert faults.count() == 0 and images.count() == wanted
         for number in range(wanted):
             until_drawn(images.nth(number))
@@ -226,11 +239,15 @@ def check_that_everything_is_shown(page, notebook: str, theme: str) -> None:
 def test_the_lab_alone_through_voila(browser, tmp_path):
     """make app: the lab without code, reachable from this machine only."""
     port = free_port()
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))
+    }
     command = ["make", "app", f"PORT={port}", "BROWSER=no", "APP=--trainers=1"]
     page = new_page(browser, viewport={"width": 1280, "height": 1300})
     with (tmp_path / "log").open("wb") as log:
-        job = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True)
+        job = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True
+        )
         try:
             until_up(lambda: listens(port), job, tmp_path / "log")
             page.goto(f"http://127.0.0.1:{port}/", wait_until="domcontentloaded")

@@ -1,4 +1,5 @@
-"""The lab in a real JupyterLab and a real Chromium: what its user does with the keyboard, and what the user sees.
+"""The lab in a real JupyterLab and a real Chromium: what its user does with the keyboard, and what
+the user sees.
 
 The tests print how long the lab takes to answer (pytest -s shows it). None of them fails by it.
 """
@@ -29,7 +30,8 @@ pytestmark = pytest.mark.browser
 
 ENDLESS = 1_000_000  # updates: such a run is under way until it is stopped
 
-# Records on the page, by the page's own clock: the keys, and the first words and pixels that answer them.
+# Records on the page, by the page's own clock: the keys, and the first words and pixels that answer
+# them.
 WATCH = """(lab) => {
     const watch = window.gradlabWatch = {keys: [], words: [], toy: [], points: []};
     const now = (list) => list.push(performance.now());
@@ -78,8 +80,9 @@ def test_a_slider_reruns_and_answers_at_once(page, lab):
         wanted = f"k = {6 + number}, b = 20: from"
         point.append(first_after([at for at, words in watch["points"] if wanted in words], key))
     print(
-        f"the default run: {run:.1f} s; medians of 7, from key to first words {statistics.median(first):.0f} ms, to "
-        f"the toy's pixels {statistics.median(toy):.0f} ms, to the run's first point {statistics.median(point):.0f} ms"
+        f"the default run: {run:.1f} s; medians of 7, from key to first words "
+        f"{statistics.median(first):.0f} ms, to the toy's pixels {statistics.median(toy):.0f} ms, "
+        f"to the run's first point {statistics.median(point):.0f} ms"
     )
     page.screenshot(path=SCREENSHOTS / "lab_1280.png")
     lab.root.screenshot(path=SCREENSHOTS / "lab.png")
@@ -115,7 +118,9 @@ def test_a_slider_dragged_through_twenty_values_ends_in_one_run_the_right_one(pa
     watch = page.evaluate("window.gradlabWatch")
     seconds = (watch["keys"][-1] - watch["keys"][0]) / 1000
     print(f"{pictures()} pictures of the toy while the slider moved for {seconds:.1f} s")
-    until(lambda: "now: k = 20, b = 20: from" in small.words("losses"), lambda: small.words("losses"))
+    until(
+        lambda: "now: k = 20, b = 20: from" in small.words("losses"), lambda: small.words("losses")
+    )
     small.wait_for("finished")
     assert "update 60 of 60" in small.status()
     assert "now: k = 20, b = 20: from" in small.words("losses")
@@ -146,7 +151,9 @@ def test_the_animation_of_a_dragged_slider(page, lab):
     images = [image.resize((640, round(640 * image.height / image.width))) for image in images]
     height = images[0].height
     images = [image.crop((0, 0, 640, height)).quantize(64) for image in images]
-    images[0].save(SCREENSHOTS / "lab.gif", save_all=True, append_images=images[1:], duration=400, loop=0)
+    images[0].save(
+        SCREENSHOTS / "lab.gif", save_all=True, append_images=images[1:], duration=400, loop=0
+    )
 
 
 def test_stop_ends_a_run_of_many_micro_batches(small):
@@ -208,7 +215,10 @@ def test_pin_compare_rename_and_remove(small):
     small.wait_for("finished")
     small.press("toggle")
     small.root.screenshot(path=SCREENSHOTS / "lab_pins.png")
-    until(lambda: "1 × 20 = 20" in small.text("table") and "±" in small.text("table"), lambda: small.text("table"))
+    until(
+        lambda: "1 × 20 = 20" in small.text("table") and "±" in small.text("table"),
+        lambda: small.text("table"),
+    )
     chip = small.root.locator(".gradlab-chip-name", has_text="no accumulation")
     press(chip, "Space")
     until(lambda: "no accumulation" not in small.words("losses"))
@@ -258,13 +268,20 @@ def test_the_code_follows_every_control(small):
     small.press("microbatch_size", "ArrowLeft")
     for name, option in (("optimizer", "adamw"), ("model", "lenet"), ("method", "placeholders")):
         small.choose(name, option)
-    for words in ("learning_rate=0.0012", "microbatch_size=19", "seeds=1", "optimizer='adamw'", "'placeholders'"):
+    for words in (
+        "learning_rate=0.0012",
+        "microbatch_size=19",
+        "seeds=1",
+        "optimizer='adamw'",
+        "'placeholders'",
+    ):
         until(lambda words=words: words in small.text("listing"), lambda: small.text("listing"))
     small.press("code")
     small.press("stop")
     until(lambda: any(word in small.status() for word in ("stopped", "finished")), small.status)
     before = small.status()
-    small.choose("dataset", "fashion_mnist")  # it must be downloaded, which is not possible on every machine
+    # It must be downloaded, which is not possible on every machine
+    small.choose("dataset", "fashion_mnist")
     ends = ("failed", "running", "finished")
     until(lambda: small.status() != before and small.status().startswith(ends), small.status)
     if "failed" in small.status():
@@ -277,12 +294,18 @@ def test_without_rerun_a_moved_slider_waits(small):
         before = small.text("batch")
         small.press("accumulation_steps", "ArrowRight")
         until(lambda: small.text("batch") != before)
-        until(lambda: small.status().startswith(("running", "finished")) or "changed" in small.status(), small.status)
+        until(
+            lambda: (
+                small.status().startswith(("running", "finished")) or "changed" in small.status()
+            ),
+            small.status,
+        )
         return "changed: press Run" in small.status()
 
     small.press("rerun", "Space")
-    # JupyterLab sends a widget's first message to the kernel's main thread and later ones to another thread, so the
-    # slider's message can overtake the checkbox's: move the slider until a move comes second.
+    # JupyterLab sends a widget's first message to the kernel's main thread and later ones to
+    # another thread, so the slider's message can overtake the checkbox's: move the slider until a
+    # move comes second.
     until(waits, small.status)
     small.press("rerun", "Space")
     small.press("accumulation_steps", "ArrowRight")
@@ -290,7 +313,8 @@ def test_without_rerun_a_moved_slider_waits(small):
 
 
 def test_keys_stay_in_the_lab(page, small):
-    """In command mode JupyterLab takes plain keys for its cells; not those of a control that has the focus."""
+    """In command mode JupyterLab takes plain keys for its cells; not those of a control that has
+    the focus."""
     cells = page.locator(".jp-Cell").count()
     small.press("accumulation_steps", "d")
     small.press("accumulation_steps", "d")
@@ -430,12 +454,15 @@ def test_the_colors_follow_the_theme(page, small, theme):
     small.root.locator(".gradlab-view-toy").screenshot(path=SCREENSHOTS / "one_update_dark.png")
 
 
-def test_labs_in_one_notebook_a_run_that_diverges_a_free_kernel_and_a_restart(browser, whole_notebooks):
+def test_labs_in_one_notebook_a_run_that_diverges_a_free_kernel_and_a_restart(
+    browser, whole_notebooks
+):
     page = run_notebook(browser, whole_notebooks, "labs.ipynb", "the kernel is free")
     one, two = Lab(page, ".one"), Lab(page, ".two")
     one.press("run")
     two.press("accumulation_steps", "ArrowRight")
-    until(lambda: "now: k = 6" in two.words("losses"), two.status)  # its first run may have finished before
+    # Its first run may have finished before
+    until(lambda: "now: k = 6" in two.words("losses"), two.status)
     for lab in (one, two):
         lab.wait_for("finished")
         assert "update 60 of 60" in lab.status()
@@ -453,17 +480,22 @@ def test_labs_in_one_notebook_a_run_that_diverges_a_free_kernel_and_a_restart(br
     before = count.inner_text()
     page.locator(".jp-CodeCell .cm-content").last.click()
     press(page.locator(".jp-CodeCell .cm-content").last, "Control+Enter")
-    until(lambda: re.fullmatch(r"\[\d+\]:", count.inner_text()) and count.inner_text() != before, count.inner_text)
+    until(
+        lambda: re.fullmatch(r"\[\d+\]:", count.inner_text()) and count.inner_text() != before,
+        count.inner_text,
+    )
     assert "running" in one.status()
 
-    # A restart in the middle of a run: that lab says so by itself, and so does one whose run was over. Then a new
-    # kernel, a new lab, no remains.
+    # A restart in the middle of a run: that lab says so by itself, and so does one whose run was
+    # over. Then a new kernel, a new lab, no remains.
     assert "finished" in two.status()
     choose_menu(page, "Kernel", "Restart Kernel…")
     page.locator(".jp-Dialog .jp-mod-accept").click()
     for lab in (one, two):
         lab.root.locator(".gradlab-lost").wait_for()
-        assert "The kernel was restarted" in lab.text("lost") and "run the cell again" in lab.text("lost")
+        assert "The kernel was restarted" in lab.text("lost") and "run the cell again" in lab.text(
+            "lost"
+        )
     page.screenshot(path=SCREENSHOTS / "lab_lost.png")
     choose_menu(page, "Run", "Run All Cells")
     until(lambda: page.locator(".one").count() == 1 and "of 1000000" not in one.status())

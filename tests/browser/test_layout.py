@@ -1,4 +1,5 @@
-"""The lab at all sizes and in the other places where it is shown: boxes, sharpness, pictures, Notebook 7, memory."""
+"""The lab at all sizes and in the other places where it is shown: boxes, sharpness, pictures,
+Notebook 7, memory."""
 
 import base64
 import io
@@ -48,7 +49,8 @@ BOXES = """(lab) => {
 
 @pytest.fixture
 def wide(page, small):
-    """The small lab on a wide page, and a DevTools session that can change the page's pixels a point."""
+    """The small lab on a wide page, and a DevTools session that can change the page's pixels a
+    point."""
     session = page.context.new_cdp_session(page)
     page.set_viewport_size(WIDE)
     yield small, session
@@ -59,7 +61,9 @@ def wide(page, small):
 @pytest.mark.parametrize("ratio", [1, 2])
 def test_the_lab_fits_every_width_and_is_sharp(wide, ratio):
     lab, session = wide
-    session.send("Emulation.setDeviceMetricsOverride", WIDE | {"deviceScaleFactor": ratio, "mobile": False})
+    session.send(
+        "Emulation.setDeviceMetricsOverride", WIDE | {"deviceScaleFactor": ratio, "mobile": False}
+    )
     lab.press("accumulation_steps", "End")  # long words
     until(lambda: "now: k = 50, b = 20: from" in lab.words("losses"))
     lab.wait_for("finished")
@@ -73,8 +77,14 @@ def test_the_lab_fits_every_width_and_is_sharp(wide, ratio):
         def found():
             return lab.root.evaluate(BOXES)
 
-        until(lambda width=width: abs(found()["lab"]["width"] - width) <= 1, lambda: str(found()["lab"]))
-        until(lambda: all(each == pytest.approx(ratio, rel=0.02) for each in found()["ratios"]), lambda: str(found()))
+        until(
+            lambda width=width: abs(found()["lab"]["width"] - width) <= 1,
+            lambda: str(found()["lab"]),
+        )
+        until(
+            lambda: all(each == pytest.approx(ratio, rel=0.02) for each in found()["ratios"]),
+            lambda: str(found()),
+        )
         frames(lab.page)
         boxes = found()
         views = boxes["views"]
@@ -88,7 +98,8 @@ def test_the_lab_fits_every_width_and_is_sharp(wide, ratio):
             assert boxes["lab"]["height"] <= 600
         if width == 480:  # k and the view that answers at once are seen together
             assert views[0]["top"] + views[0]["height"] - boxes["k"]["top"] < 700
-        shot = session.send("Page.captureScreenshot")["data"]  # Playwright's own would set the ratio to 1
+        # Playwright's own would set the ratio to 1
+        shot = session.send("Page.captureScreenshot")["data"]
         (SCREENSHOTS / f"lab_{width}_{ratio}.png").write_bytes(base64.b64decode(shot))
     assert heights[848] < heights[1008] < heights[1488]
 
@@ -101,12 +112,16 @@ def view_pixels(page, theme: str) -> np.ndarray:
     page.set_content(f"<!doctype html><style>{style}</style>{saved_page.page()}")
     until(lambda: "k = 5" in page.locator(".gradlab-words-losses").inner_text())
     frames(page)  # there is no event for drawn pixels
-    return np.asarray(Image.open(io.BytesIO(page.locator(".gradlab-recorded-views").screenshot())).convert("RGB"), int)
+    return np.asarray(
+        Image.open(io.BytesIO(page.locator(".gradlab-recorded-views").screenshot())).convert("RGB"),
+        int,
+    )
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_the_views_look_as_they_did(browser, theme):
-    """Beside a picture that was looked at. After an intended change: delete it, run this test, look, and commit."""
+    """Beside a picture that was looked at. After an intended change: delete it, run this test,
+    look, and commit."""
     from PIL import Image
 
     page = new_page(browser)
@@ -115,7 +130,9 @@ def test_the_views_look_as_they_did(browser, theme):
     kept = PICTURES / f"views_{theme}.png"
     if not kept.exists():
         kept.parent.mkdir(exist_ok=True)
-        Image.fromarray(seen.astype(np.uint8)).quantize(64, dither=Image.Dither.NONE).save(kept, optimize=True)
+        Image.fromarray(seen.astype(np.uint8)).quantize(64, dither=Image.Dither.NONE).save(
+            kept, optimize=True
+        )
         pytest.fail(f"{kept} did not exist and was written: look at it, and run the test again")
     wanted = np.asarray(Image.open(kept).convert("RGB"), int)
     assert abs(seen.shape[0] - wanted.shape[0]) <= 2 and seen.shape[1] == wanted.shape[1]
@@ -124,7 +141,9 @@ def test_the_views_look_as_they_did(browser, theme):
     height, width = rows // 2, seen.shape[1] // 3
     for number in range(6):  # view by view: a curve is a small part of the whole
         row, column = divmod(number, 3)
-        share = other[row * height : (row + 1) * height, column * width : (column + 1) * width].mean()
+        share = other[
+            row * height : (row + 1) * height, column * width : (column + 1) * width
+        ].mean()
         print(f"view {number}: {100 * share:.2f} % of the pixels differ")
         assert share < 0.006, number
 
@@ -152,7 +171,9 @@ def test_the_lab_works_in_notebook_7(browser, whole_notebooks):
 
 @pytest.mark.slow
 def test_a_hundred_runs_do_not_grow_the_page(browser, whole_notebooks):
-    page = run_notebook(browser, whole_notebooks, "toy.ipynb", "the kernel is free", {"width": 1280, "height": 800})
+    page = run_notebook(
+        browser, whole_notebooks, "toy.ipynb", "the kernel is free", {"width": 1280, "height": 800}
+    )
     lab = Lab(page)
     lab.wait_for("finished")
     session = page.context.new_cdp_session(page)

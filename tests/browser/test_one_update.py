@@ -1,4 +1,5 @@
-"""The view of one update in a real Chromium: its arithmetic beside that of toy.py, and what a hand does with it."""
+"""The view of one update in a real Chromium: its arithmetic beside that of toy.py, and what a hand
+does with it."""
 
 import json
 import statistics
@@ -44,13 +45,20 @@ def view(small):
     """The view of a lab, with k = 5."""
     found = small.root.locator(".gradlab-view-toy")
     found.scroll_into_view_if_needed()
-    until(lambda: state(found)["steps"] == "5" and said(found) == toy.describe(toy.descend(5)), lambda: said(found))
+    until(
+        lambda: state(found)["steps"] == "5" and said(found) == toy.describe(toy.descend(5)),
+        lambda: said(found),
+    )
     return found
 
 
 def test_the_page_computes_what_python_computes(blank):
     sent = OneUpdate()
-    cases = [[list(start), k] for k in (1, 2, 5, 20, 100) for start in (toy.START.tolist(), [5.5, -4.5], [0.0, 0.0])]
+    cases = [
+        [list(start), k]
+        for k in (1, 2, 5, 20, 100)
+        for start in (toy.START.tolist(), [5.5, -4.5], [0.0, 0.0])
+    ]
     noise = np.frombuffer(sent.noise, "<i2").tolist()
     found = blank.evaluate(COMPUTE, [MODULE, sent.constants, noise, cases])
     for (start, k), seen in zip(cases, found):
@@ -86,9 +94,15 @@ RESET = """async ([source, values]) => {
 
 def test_the_page_answers_a_reset_after_all_that_it_has_sent_before(blank):
     sent = OneUpdate(5)
-    values = {name: getattr(sent, name) for name in ("accumulation_steps", "towers", "constants", "looked_at")}
+    values = {
+        name: getattr(sent, name)
+        for name in ("accumulation_steps", "towers", "constants", "looked_at")
+    }
     values |= {"start": [1.0, 1.0], "noise": np.frombuffer(sent.noise, "<i2").tolist()}
-    assert blank.evaluate(RESET, [MODULE, values]) == [["start", [-4, 2.2]], ["message", {"reset": True}]]
+    assert blank.evaluate(RESET, [MODULE, values]) == [
+        ["start", [-4, 2.2]],
+        ["message", {"reset": True}],
+    ]
 
 
 def state(view) -> dict:
@@ -125,19 +139,27 @@ def test_it_follows_the_slider_in_the_page(page, small, view):
         press(slider, "ArrowRight")
         until(lambda steps=steps: state(view)["steps"] == str(steps))
     seen = page.evaluate("window.gradlabSeen")
-    answers = [next(at for at, k in seen["views"] if k == str(6 + i)) - key for i, key in enumerate(seen["keys"][-7:])]
+    answers = [
+        next(at for at, k in seen["views"] if k == str(6 + i)) - key
+        for i, key in enumerate(seen["keys"][-7:])
+    ]
     print(f"from key to the drawn view: median of 7, {statistics.median(answers):.0f} ms")
     until(lambda: said(view) == toy.describe(toy.descend(12)), lambda: said(view))
     until(lambda: "now: k = 12" in small.words("losses"))  # the kernel has heard it too
 
 
 def test_step_play_and_keys(page, small, view):
-    step, play, canvas = (view.locator(name) for name in (".gradlab-toy-step", ".gradlab-toy-play", "canvas"))
+    step, play, canvas = (
+        view.locator(name) for name in (".gradlab-toy-step", ".gradlab-toy-play", "canvas")
+    )
     press(step, "Enter")
     until(lambda: view.locator(".gradlab-added").inner_text() == "applied")
     press(step, "Enter")
     until(lambda: view.locator(".gradlab-added").inner_text() == "1 of 5 added")
-    until(lambda: (state(view)["updates"], state(view)["added"]) == ("3", "1"), lambda: str(state(view)))
+    until(
+        lambda: (state(view)["updates"], state(view)["added"]) == ("3", "1"),
+        lambda: str(state(view)),
+    )
     page.screenshot(path=SCREENSHOTS / "one_update_step.png")
     press(play, "Enter")
     until(lambda: int(state(view)["updates"]) > 3)
@@ -151,7 +173,10 @@ def test_step_play_and_keys(page, small, view):
     assert canvas.evaluate(FOCUSED)
     words = said(view)
     small.press("reset")
-    until(lambda: state(view)["start"] == "-4.00,2.20" and state(view)["added"] == "5", lambda: str(state(view)))
+    until(
+        lambda: state(view)["start"] == "-4.00,2.20" and state(view)["added"] == "5",
+        lambda: str(state(view)),
+    )
     until(lambda: said(view) == toy.describe(toy.descend(5)) != words)
 
 
@@ -163,7 +188,9 @@ def test_the_starting_point_is_dragged(page, view):
         const scale = Math.min(canvas.clientWidth / 12, 0.74 * canvas.clientHeight / 7);
         return [canvas.clientWidth / 2 + (point[0] + 0.5) * scale, 0.37 * canvas.clientHeight - point[1] * scale];
     }"""
-    [x, y], [to_x, to_y] = (canvas.evaluate(place, point) for point in (toy.START.tolist(), [2.0, -1.0]))
+    [x, y], [to_x, to_y] = (
+        canvas.evaluate(place, point) for point in (toy.START.tolist(), [2.0, -1.0])
+    )
     page.mouse.move(frame["x"] + to_x, frame["y"] + to_y)
     page.mouse.down()  # not at the ring
     page.mouse.move(frame["x"] + x, frame["y"] + y)

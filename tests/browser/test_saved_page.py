@@ -16,8 +16,22 @@ pytestmark = pytest.mark.browser
 def exported(tmp_path_factory):
     """Notebook 00 as it is saved, as HTML."""
     folder = tmp_path_factory.mktemp("page")
-    command = [sys.executable, "-m", "jupyter", "nbconvert", "--to", "html", "--output-dir", str(folder)]
-    subprocess.run([*command, ROOT / "notebooks" / "00_start_here.ipynb"], check=True, capture_output=True, timeout=600)
+    command = [
+        sys.executable,
+        "-m",
+        "jupyter",
+        "nbconvert",
+        "--to",
+        "html",
+        "--output-dir",
+        str(folder),
+    ]
+    subprocess.run(
+        [*command, ROOT / "notebooks" / "00_start_here.ipynb"],
+        check=True,
+        capture_output=True,
+        timeout=600,
+    )
     return folder / "00_start_here.html"
 
 
@@ -44,13 +58,21 @@ def test_without_a_kernel_k_moves_among_recorded_runs_and_the_toy_is_live(opened
     lab.scroll_into_view_if_needed()
     slider = lab.locator("input[type=range]")
     slider.wait_for()
-    losses, noise, one_update = (lab.locator(f".gradlab-words-{name}") for name in ("losses", "noise", "toy"))
+    losses, noise, one_update = (
+        lab.locator(f".gradlab-words-{name}") for name in ("losses", "noise", "toy")
+    )
     until(lambda: "k = 5, b = 20: from" in losses.inner_text())
     until(lambda: one_update.inner_text() == toy.describe(toy.descend(5)), one_update.inner_text)
     press(slider, "Home")
     for run, steps in zip(saved_page.recorded()["runs"], record.STEPS):
-        until(lambda steps=steps: f"k = {steps}, b = 20: from" in losses.inner_text(), losses.inner_text)
-        until(lambda steps=steps: one_update.inner_text() == toy.describe(toy.descend(steps)), one_update.inner_text)
+        until(
+            lambda steps=steps: f"k = {steps}, b = 20: from" in losses.inner_text(),
+            losses.inner_text,
+        )
+        until(
+            lambda steps=steps: one_update.inner_text() == toy.describe(toy.descend(steps)),
+            one_update.inner_text,
+        )
         measured = f"k = {steps}: {run['point']['window']:.3f} nats measured"
         until(lambda measured=measured: measured in noise.inner_text(), noise.inner_text)
         press(slider, "ArrowRight")

@@ -1,4 +1,5 @@
-"""Diagrams of known graphs: their boxes and arrows, expanded and hidden names, and refused arguments."""
+"""Diagrams of known graphs: their boxes and arrows, expanded and hidden names, and refused
+arguments."""
 
 import re
 
@@ -61,7 +62,9 @@ def test_accumulators_are_written_by_two_and_read_by_the_mean(variables):
 
 def test_names_are_expanded_and_hidden(towers):
     closed, opened = draw_graph(towers), draw_graph(towers, expand="average")
-    assert "average" in closed.boxes and not any(name.startswith("average/") for name in closed.boxes)
+    assert "average" in closed.boxes and not any(
+        name.startswith("average/") for name in closed.boxes
+    )
     assert "average" not in opened.boxes and "average/stack" in opened.boxes
     assert "subgraph" in opened.mermaid and "subgraph" not in closed.mermaid
     hidden = draw_graph(towers, hide=["learning_rate", "tower_1"])
@@ -72,7 +75,8 @@ def test_names_are_expanded_and_hidden(towers):
 
 
 def test_every_operation_is_in_one_box(towers):
-    """Counts the operations independently: all but constants, NoOps and those that belong to a variable."""
+    """Counts the operations independently: all but constants, NoOps and those that belong to a
+    variable."""
     variables = ("w", "global_step", "beta1_power", "beta2_power", "w/Adam", "w/Adam_1")
     own = tuple(f"{name}/" for name in variables)
     counted = [
@@ -105,7 +109,9 @@ def test_a_function_with_a_loop_and_a_variable():
     @tf.function
     def total(x):
         with tf.name_scope("window"):
-            result = tf.while_loop(lambda i, s: i < 3, lambda i, s: (i + 1, s + w * x[i]), (0, 0.0))[1]
+            result = tf.while_loop(
+                lambda i, s: i < 3, lambda i, s: (i + 1, s + w * x[i]), (0, 0.0)
+            )[1]
         return tf.identity(result, name="result")
 
     x = tf.ones([3])
@@ -113,14 +119,19 @@ def test_a_function_with_a_loop_and_a_variable():
     assert closed.boxes["w"].kind == "variable" and closed.boxes["window"].reads == ["x", "w"]
     opened = draw_graph(total, x, expand=["window", "window/while"])
     products = [box for name, box in opened.boxes.items() if box.types == ["Mul"]]
-    assert len(products) == 1 and "w" in "".join(products[0].reads) and products[0].name.startswith("window/while/")
+    assert (
+        len(products) == 1
+        and "w" in "".join(products[0].reads)
+        and products[0].name.startswith("window/while/")
+    )
     assert "window/while" not in opened.boxes
     assert any("window/while/" in name for name in opened.boxes["result"].reads)
     assert draw_graph(total.get_concrete_function(x)).boxes.keys() == closed.boxes.keys()
 
 
 def test_a_function_within_a_function_is_expanded():
-    """Arrows lead through both calls: from the arguments to the operations, and from these to the results."""
+    """Arrows lead through both calls: from the arguments to the operations, and from these to the
+    results."""
 
     @tf.function(autograph=False)
     def inner(x, c):
@@ -137,14 +148,16 @@ def test_a_function_within_a_function_is_expanded():
     x, call = tf.ones([]), "PartitionedCall"
     assert draw_graph(both, x).boxes["last"].reads == [call]
     opened = draw_graph(both, x, expand=[call]).boxes
-    assert opened[f"{call}/{call}"].reads == ["x", f"{call}/cosine"] and opened[f"{call}/cosine"].reads == ["x"]
+    assert opened[f"{call}/{call}"].reads == ["x", f"{call}/cosine"] and opened[
+        f"{call}/cosine"
+    ].reads == ["x"]
     boxes = draw_graph(both, x, expand=[call, f"{call}/{call}"]).boxes
     assert f"{call}/{call}" not in boxes
     assert boxes[f"{call}/{call}/sum"].reads == ["x", f"{call}/cosine"]
     assert boxes[f"{call}/{call}/Identity"].reads == [f"{call}/{call}/sum"]
-    assert boxes[f"{call}/Identity"].reads == [f"{call}/{call}/Identity"] and boxes["last"].reads == [
-        f"{call}/Identity"
-    ]
+    assert boxes[f"{call}/Identity"].reads == [f"{call}/{call}/Identity"] and boxes[
+        "last"
+    ].reads == [f"{call}/Identity"]
 
 
 def test_control_dependencies_of_a_constant_are_those_of_its_reader():

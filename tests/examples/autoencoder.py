@@ -1,4 +1,5 @@
-"""An autoencoder without labels: layers add the reconstruction error and a penalty, and fit gets x alone."""
+"""An autoencoder without labels: layers add the reconstruction error and a penalty, and fit gets x
+alone."""
 
 import keras
 import numpy as np

@@ -1,4 +1,5 @@
-"""A convnet that classifies small images, with validation, early stopping and a checkpoint of the best model."""
+"""A convnet that classifies small images, with validation, early stopping and a checkpoint of the
+best model."""
 
 import tempfile
 from pathlib import Path
@@ -26,13 +27,25 @@ def build():
 
 
 def run(model):
-    model.compile(keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    model.compile(
+        keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy", metrics=["accuracy"]
+    )
     stop = keras.callbacks.EarlyStopping(patience=1, min_delta=0.05, restore_best_weights=True)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "best.keras"
         best = keras.callbacks.ModelCheckpoint(file, monitor="val_loss", save_best_only=True)
         fitted = model.fit(
-            images, labels, 10, epochs=4, validation_split=0.25, shuffle=False, callbacks=[stop, best], verbose=0
+            images,
+            labels,
+            10,
+            epochs=4,
+            validation_split=0.25,
+            shuffle=False,
+            callbacks=[stop, best],
+            verbose=0,
         )
         kept = keras.models.load_model(file).evaluate(images, labels, verbose=0)
-    return fitted.history | {"predicted": model.predict(images, batch_size=16, verbose=0), "best": kept}
+    return fitted.history | {
+        "predicted": model.predict(images, batch_size=16, verbose=0),
+        "best": kept,
+    }

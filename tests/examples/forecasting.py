@@ -1,4 +1,5 @@
-"""An LSTM that forecasts a series, from a dataset of windows, with a learning rate that is reduced on a plateau."""
+"""An LSTM that forecasts a series, from a dataset of windows, with a learning rate that is reduced
+on a plateau."""
 
 import keras
 import numpy as np
@@ -18,5 +19,7 @@ def build():
 def run(model):
     model.compile(keras.optimizers.RMSprop(0.01), "mae", metrics=["mse"])
     slower = keras.callbacks.ReduceLROnPlateau("val_loss", patience=0, factor=0.5, min_delta=10.0)
-    fitted = model.fit(windows(), epochs=3, validation_data=windows(), callbacks=[slower], verbose=0)
+    fitted = model.fit(
+        windows(), epochs=3, validation_data=windows(), callbacks=[slower], verbose=0
+    )
     return fitted.history

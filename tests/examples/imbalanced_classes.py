@@ -14,7 +14,14 @@ def build():
 
 
 def run(model):
-    kinds = ("FalseNegatives", "FalsePositives", "TrueNegatives", "TruePositives", "Precision", "Recall")
+    kinds = (
+        "FalseNegatives",
+        "FalsePositives",
+        "TrueNegatives",
+        "TruePositives",
+        "Precision",
+        "Recall",
+    )
     metrics = [getattr(keras.metrics, kind)(name=kind) for kind in kinds]
     model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy", metrics=metrics)
     weights = {0: 0.6, 1: 3.0}

@@ -17,7 +17,9 @@ def build():
     embedding = keras.Sequential([keras.Input([6, 6, 1]), layers.Conv2D(3, 3, activation="tanh"), layers.Flatten(),
                                   layers.Dense(4, "tanh")])  # fmt: skip
     one, other = keras.Input([6, 6, 1]), keras.Input([6, 6, 1])
-    distance = ops.sqrt(ops.sum((embedding(one) - embedding(other)) ** 2, axis=1, keepdims=True) + 1e-6)
+    distance = ops.sqrt(
+        ops.sum((embedding(one) - embedding(other)) ** 2, axis=1, keepdims=True) + 1e-6
+    )
     return keras.Model([one, other], layers.Dense(1, "sigmoid")(distance))
 
 

@@ -1,4 +1,5 @@
-"""Rows of a table as a dict of columns, with preprocessing layers in the model: numbers, buckets and strings."""
+"""Rows of a table as a dict of columns, with preprocessing layers in the model: numbers, buckets
+and strings."""
 
 import keras
 import numpy as np
@@ -20,10 +21,15 @@ def rows():
 
 
 def build():
-    inputs = {name: keras.Input([1], name=name, dtype="string" if name == "city" else "float32") for name in table}
+    inputs = {
+        name: keras.Input([1], name=name, dtype="string" if name == "city" else "float32")
+        for name in table
+    }
     scale = layers.Normalization()
     scale.adapt(table["income"])
-    city = layers.StringLookup(vocabulary=["Bern", "Oslo", "Rome"], output_mode="one_hot")(inputs["city"])
+    city = layers.StringLookup(vocabulary=["Bern", "Oslo", "Rome"], output_mode="one_hot")(
+        inputs["city"]
+    )
     ages = layers.Discretization([30.0, 50.0], output_mode="one_hot")(inputs["age"])
     joined = layers.Concatenate()([city, ages, scale(inputs["income"])])
     return keras.Model(inputs, layers.Dense(1, "sigmoid")(layers.Dense(4, "relu")(joined)))

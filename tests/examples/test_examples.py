@@ -1,4 +1,5 @@
-"""Twelve programs in the manner of Keras' guides, each as it is and with one line that prepares the model."""
+"""Twelve programs in the manner of Keras' guides, each as it is and with one line that prepares the
+model."""
 
 import importlib
 

@@ -1,4 +1,5 @@
-"""A transformer block that classifies texts: embeddings of tokens and positions, and a mask for the padding."""
+"""A transformer block that classifies texts: embeddings of tokens and positions, and a mask for the
+padding."""
 
 import keras
 import numpy as np
@@ -15,7 +16,10 @@ class TokensAndPositions(layers.Layer):
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
-        self.tokens, self.positions = layers.Embedding(12, 6, mask_zero=True), layers.Embedding(8, 6)
+        self.tokens, self.positions = (
+            layers.Embedding(12, 6, mask_zero=True),
+            layers.Embedding(8, 6),
+        )
 
     def call(self, x):
         return self.tokens(x) + self.positions(ops.arange(8))
@@ -33,6 +37,9 @@ def build():
 
 
 def run(model):
-    # With Adam, Keras squares the rows of repeated tokens one by one; see "What is equal and what is not".
-    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "binary_crossentropy", metrics=["accuracy", "auc"])
+    # With Adam, Keras squares the rows of repeated tokens one by one; see "What is equal and what
+    # is not".
+    model.compile(
+        keras.optimizers.SGD(0.1, momentum=0.9), "binary_crossentropy", metrics=["accuracy", "auc"]
+    )
     return model.fit(tokens, labels, 8, epochs=2, shuffle=False, verbose=0).history

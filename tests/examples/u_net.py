@@ -1,4 +1,5 @@
-"""A small U-Net with batch normalization: equal only where one micro-batch holds the batch, as a warning says."""
+"""A small U-Net with batch normalization: equal only where one micro-batch holds the batch, as a
+warning says."""
 
 import keras
 import numpy as np
@@ -12,7 +13,8 @@ NORMALIZES = True
 
 def build():
     inputs = keras.Input([8, 8, 1])
-    # Biases before a normalization have a gradient of zero but for rounding, which Adam would enlarge.
+    # Biases before a normalization have a gradient of zero but for rounding, which Adam would
+    # enlarge.
     convolved = layers.Conv2D(3, 3, padding="same", use_bias=False)(inputs)
     high = layers.Activation("relu")(layers.BatchNormalization()(convolved))
     low = layers.Conv2D(4, 3, strides=2, padding="same", use_bias=False)(high)
@@ -24,5 +26,7 @@ def build():
 def run(model):
     entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(0.01), entropy, metrics=["accuracy"])
-    fitted = model.fit(images, masks, 8, epochs=2, shuffle=False, verbose=0, validation_data=(images, masks))
+    fitted = model.fit(
+        images, masks, 8, epochs=2, shuffle=False, verbose=0, validation_data=(images, masks)
+    )
     return fitted.history

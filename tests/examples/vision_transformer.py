@@ -23,7 +23,8 @@ def build():
     inputs = keras.Input([8, 8, 3])
     patches = Positions()(layers.Reshape([16, 8])(layers.Conv2D(8, 2, strides=2)(inputs)))
     normal = layers.LayerNormalization()(patches)
-    # Biases of keys have a gradient of zero but for rounding, which AdamW would enlarge to steps of its own.
+    # Biases of keys have a gradient of zero but for rounding, which AdamW would enlarge to steps of
+    # its own.
     hidden = patches + layers.MultiHeadAttention(2, 4, use_bias=False)(normal, normal)
     mixed = layers.Dense(8)(layers.Dense(16, "gelu")(layers.LayerNormalization()(hidden)))
     pooled = ops.mean(layers.LayerNormalization()(hidden + mixed), axis=1)

@@ -3,18 +3,27 @@
 A test is listed by a part of its name, which is file::class::test.
 """
 
-# Their layers draw random numbers, for each micro-batch its own: one micro-batch holds the batch here.
+# Their layers draw random numbers, for each micro-batch its own: one micro-batch holds the batch
+# here.
 ONE_MICROBATCH = (
     *("cut_mix_test", "mix_up_test", "pipeline_test", "rand_augment_test", "solarization_test"),
     *("preprocessing/image_preprocessing/random_", "rnn/dropout_rnn_cell_test"),
-    *(f"rnn/{name}_test.py::{case}::test_basics" for name, case in [("gru", "GRUTest"), ("lstm", "LSTMTest")]),
+    *(
+        f"rnn/{name}_test.py::{case}::test_basics"
+        for name, case in [("gru", "GRUTest"), ("lstm", "LSTMTest")]
+    ),
     *("rnn/simple_rnn_test.py::SimpleRNNTest::test_basics", "rnn/conv_lstm"),
 )
 
-# Keras gives their optimizers the rows of an embedding's gradient one by one; here as gradlab does, as one gradient.
-DENSE_GRADIENTS = ("test_clipnorm_indexed_slices", "time_distributed_test.py::TimeDistributedTest::test_with_mask_zero")
+# Keras gives their optimizers the rows of an embedding's gradient one by one; here as gradlab does,
+# as one gradient.
+DENSE_GRADIENTS = (
+    "test_clipnorm_indexed_slices",
+    "time_distributed_test.py::TimeDistributedTest::test_with_mask_zero",
+)
 
-# Their optimizer begins with the model's weights, which Keras' fit loses if it must build the model: built before here.
+# Their optimizer begins with the model's weights, which Keras' fit loses if it must build the
+# model: built before here.
 BUILT_BEFORE = ("schedule_free_adamw_test.py::ScheduleFreeAdamWTest::test_with_model",)
 
 # What their layers or models give as one number for a batch, which gradlab must be told.
@@ -36,8 +45,10 @@ ALLOWED = {
     "aug_mix_test": "AugMix chooses its operations with Python's `random` when it is traced",
     "test_retracing": OWN_STEP,
     "test_fit_with_custom_train_step": OWN_STEP,
-    "test_fit_sparse": "the test asks that the optimizer gets sparse gradients; gradlab's are dense",
-    "test_for_eval_epoch_iterator": "Keras stops at validation data of another rank, which gradlab can evaluate",
+    "test_fit_sparse": "the test asks that the optimizer gets sparse gradients; gradlab's are "
+    "dense",
+    "test_for_eval_epoch_iterator": "Keras stops at validation data of another rank, which "
+    "gradlab can evaluate",
 }
 
 

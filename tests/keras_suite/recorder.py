@@ -1,8 +1,9 @@
-"""A pytest plugin for Keras' own tests: runs each twice, and records what every training gives with micro-batches and
-without.
+"""A pytest plugin for Keras' own tests: runs each twice, and records what every training gives with
+micro-batches and without.
 
-It runs in processes of its own, which `suite.py` starts. Environment variables tell each of them its part of the tests,
-GRADLAB_PART ("0 2": every second one, from the first), and the file for its record, GRADLAB_SUITE.
+It runs in processes of its own, which `suite.py` starts. Environment variables tell each of them
+its part of the tests, GRADLAB_PART ("0 2": every second one, from the first), and the file for its
+record, GRADLAB_SUITE.
 """
 
 import ast
@@ -37,7 +38,8 @@ inside = False
 
 
 class Absent(types.ModuleType):
-    """Stands for a package that a test file imports and that is not installed, so that its other tests can run."""
+    """Stands for a package that a test file imports and that is not installed, so that its other
+    tests can run."""
 
     def __getattr__(self, name: str):
         if name.startswith("__"):
@@ -47,11 +49,14 @@ class Absent(types.ModuleType):
 
 ABSENT = {name: Absent(name) for name in ("jax", "torch", "grain", "conftest")}
 # Of the conftest.py in Keras' repository, which its wheel lacks.
-ABSENT["conftest"].skip_if_backend = lambda name, reason: pytest.mark.skipif(name == "tensorflow", reason=reason)
+ABSENT["conftest"].skip_if_backend = lambda name, reason: pytest.mark.skipif(
+    name == "tensorflow", reason=reason
+)
 
 
 def recorded(name: str) -> None:
-    """Replaces a method of all Keras models: it prepares the model, trains, and records the result."""
+    """Replaces a method of all Keras models: it prepares the model, trains, and records the
+    result."""
     owner = next(parent for parent in keras.Model.__mro__ if name in vars(parent))
     original = getattr(owner, name)
 
@@ -61,7 +66,8 @@ def recorded(name: str) -> None:
         if inside:
             return original(self, *args, **kwargs)
         inside, said = True, ""
-        tf.random.set_seed(1)  # the tests of several devices reset TensorFlow, which then has no seed
+        # The tests of several devices reset TensorFlow, which then has no seed
+        tf.random.set_seed(1)
         try:
             if among(running, BUILT_BEFORE):
                 self.build(np.shape(args[0]))
@@ -70,7 +76,9 @@ def recorded(name: str) -> None:
             if mode == "microbatched":
                 try:
                     size = 10**6 if among(running, ONE_MICROBATCH) else 2
-                    declared = next((kind for word, kind in DECLARED.items() if word in running), None)
+                    declared = next(
+                        (kind for word, kind in DECLARED.items() if word in running), None
+                    )
                     call = getattr(gradlab.microbatched(self, size, batch_losses=declared), name)
                 except ValueError as error:
                     said = str(error)
@@ -84,8 +92,11 @@ def recorded(name: str) -> None:
 
 
 def trainers_count_as_models() -> None:
-    """Lets gradlab accept the models of trainer_test.py: layers with Keras' private trainer mixed in."""
-    vars(gradlab.training.input_checks)["isinstance"] = lambda one, kind: kind is keras.Model or isinstance(one, kind)
+    """Lets gradlab accept the models of trainer_test.py: layers with Keras' private trainer mixed
+    in."""
+    vars(gradlab.training.input_checks)["isinstance"] = lambda one, kind: (
+        kind is keras.Model or isinstance(one, kind)
+    )
 
 
 def dense_gradients() -> None:
@@ -95,7 +106,9 @@ def dense_gradients() -> None:
     @functools.wraps(original)
     def apply(self, grads, trainable_variables=None):
         if among(running, DENSE_GRADIENTS):
-            grads = [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in grads]
+            grads = [
+                tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in grads
+            ]
         return original(self, grads, trainable_variables)
 
     keras.Optimizer.apply = apply
@@ -106,9 +119,13 @@ class Replay:
 
     def __init__(self, optimizer, variables: list):
         self._steps, self._added = optimizer.gradient_accumulation_steps, 0
-        self._optimizer = type(optimizer).from_config(optimizer.get_config() | {"gradient_accumulation_steps": None})
+        self._optimizer = type(optimizer).from_config(
+            optimizer.get_config() | {"gradient_accumulation_steps": None}
+        )
         self.variables = [keras.Variable(variable, name=variable.name) for variable in variables]
-        self._accumulator = gradlab.GradientAccumulator([variable.value for variable in self.variables])
+        self._accumulator = gradlab.GradientAccumulator(
+            [variable.value for variable in self.variables]
+        )
 
     def add(self, gradients: list) -> None:
         self._accumulator.add(gradients)
@@ -120,7 +137,8 @@ class Replay:
 
 
 def accumulation_recorded() -> None:
-    """Replaces a method of all optimizers: if they accumulate gradients, it records the variables after every call."""
+    """Replaces a method of all optimizers: if they accumulate gradients, it records the variables
+    after every call."""
     original = keras.Optimizer.apply_gradients
     replays: dict = {}
 
@@ -136,7 +154,9 @@ def accumulation_recorded() -> None:
             replays[self].add([gradient for gradient, _ in pairs])
             variables = replays[self].variables
         result = original(self, pairs)
-        now.append(("", {}, [np.asarray(variable.numpy(), "float64") for variable in variables], True))
+        now.append(
+            ("", {}, [np.asarray(variable.numpy(), "float64") for variable in variables], True)
+        )
         return result
 
     keras.Optimizer.apply_gradients = apply_gradients
@@ -151,15 +171,23 @@ def numbers(result) -> dict:
 
 
 def weights(model) -> list:
-    values = [np.asarray(w.numpy(), "float64") for w in model.weights if "seed" not in w.name and w.dtype != "string"]
-    return values if sum(value.size for value in values) <= MOST else [value.sum() for value in values]
+    values = [
+        np.asarray(w.numpy(), "float64")
+        for w in model.weights
+        if "seed" not in w.name and w.dtype != "string"
+    ]
+    return (
+        values if sum(value.size for value in values) <= MOST else [value.sum() for value in values]
+    )
 
 
 def pytest_configure() -> None:
     gradlab.setup(seed=0)
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})  # models run once or twice only
+    # Models run once or twice only
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     seed = np.random.seed
-    np.random.seed = lambda value=None: seed(1 if value is None else value)  # some tests ask for other data each time
+    # Some tests ask for other data each time
+    np.random.seed = lambda value=None: seed(1 if value is None else value)
     for name in ("fit", "train_on_batch"):
         recorded(name)
     accumulation_recorded()
@@ -198,7 +226,11 @@ def training_functions(file: str) -> set[str]:
 
 def pytest_collection_modifyitems(items: list) -> None:
     """Keeps the tests that train, and of these the ones of this process."""
-    trains = [item for item in items if inspect.unwrap(item.function).__name__ in training_functions(str(item.path))]
+    trains = [
+        item
+        for item in items
+        if inspect.unwrap(item.function).__name__ in training_functions(str(item.path))
+    ]
     first, step = map(int, os.environ["GRADLAB_PART"].split())
     items[:] = trains[first::step]
 
@@ -210,10 +242,13 @@ def pytest_runtest_protocol(item, nextitem) -> bool:
         mode = each
         runtestprotocol(item, nextitem=nextitem)
         name = item.nodeid.split("site-packages/")[-1]
-        if outcomes[mode].get(name, ("",))[0] != "passed" or not any(has_variables for *_, has_variables in now):
+        if outcomes[mode].get(name, ("",))[0] != "passed" or not any(
+            has_variables for *_, has_variables in now
+        ):
             break  # there is nothing to compare
-    # Automatic collections would visit the millions of objects of a trace again and again. Collecting more rarely takes
-    # longer too: deleting an iterator that a test left behind then waits for its threads, for up to 20 s.
+    # Automatic collections would visit the millions of objects of a trace again and again.
+    # Collecting more rarely takes longer too: deleting an iterator that a test left behind then
+    # waits for its threads, for up to 20 s.
     gc.collect()
     gc.freeze()
     return True

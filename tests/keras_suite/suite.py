@@ -1,9 +1,10 @@
-"""Runs the tests that Keras' wheel carries, as they are and through `microbatched`, and compares every training.
+"""Runs the tests that Keras' wheel carries, as they are and through `microbatched`, and compares
+every training.
 
     python tests/keras_suite/suite.py [WORD ...]      only files whose path contains one of the words
 
-prints a line for each test that differs, and the table of docs/equality.md. Nothing of Keras' tests is copied: they are
-run where they are installed.
+prints a line for each test that differs, and the table of docs/equality.md. Nothing of Keras' tests
+is copied: they are run where they are installed.
 """
 
 import importlib.util
@@ -25,10 +26,19 @@ if __name__ == "__main__":
 from tests.keras_suite.conditions import ALLOWED, CONDITIONS, among
 
 HERE = Path(__file__).parent
-KERAS = Path(importlib.util.find_spec("keras").origin).parent / "src"  # found without the seconds of an import
+# Found without the seconds of an import
+KERAS = Path(importlib.util.find_spec("keras").origin).parent / "src"
 TRAINS = re.compile(r"\.fit\(|train_on_batch\(|run_layer_test\(|gradient_accumulation_steps")
 # Tests of other backends, and of formats that need packages which gradlab does not install.
-ELSEWHERE = ("backend/jax", "backend/torch", "backend/openvino", "jax_layer", "torch_utils", "export/", "sklearn")
+ELSEWHERE = (
+    "backend/jax",
+    "backend/torch",
+    "backend/openvino",
+    "jax_layer",
+    "torch_utils",
+    "export/",
+    "sklearn",
+)
 # Tests of layers without variables: they train nothing.
 WITHOUT_VARIABLES = ("layers/reshaping", "layers/merging", "layers/pooling")
 PROCESSES = 2
@@ -36,7 +46,8 @@ TOLERANCE = 1e-3  # of float32 trainings on random data, relative to the largest
 
 
 class Verdict(NamedTuple):
-    """What became of a test: "equal", "conditional", "allowed" to differ, "failing"; "not here" if Keras' own fails."""
+    """What became of a test: "equal", "conditional", "allowed" to differ, "failing"; "not here" if
+    Keras' own fails."""
 
     kind: str
     reason: str = ""
@@ -45,31 +56,58 @@ class Verdict(NamedTuple):
 def files(words: list[str]) -> list[str]:
     """The test files that train models."""
     found = sorted(KERAS.rglob("*_test.py"))
-    paths = [path for path in found if not any(part in path.as_posix() for part in ELSEWHERE + WITHOUT_VARIABLES)]
+    paths = [
+        path
+        for path in found
+        if not any(part in path.as_posix() for part in ELSEWHERE + WITHOUT_VARIABLES)
+    ]
     chosen = [path for path in paths if not words or any(word in path.as_posix() for word in words)]
     return [str(path) for path in chosen if TRAINS.search(path.read_text())]
 
 
 def run(job: tuple) -> None:
-    """Runs pytest over a part of the tests in a process of its own: (files, the part, the file for the record)."""
+    """Runs pytest over a part of the tests in a process of its own: (files, the part, the file for
+    the record)."""
     paths, part, record = job
     environment = {
         **os.environ, "GRADLAB_SUITE": str(record), "GRADLAB_PART": f"{part} {PROCESSES}",
         "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1])]),
     }  # fmt: skip
     options = [
-        *("-q", "-W", "ignore", "-p", "recorder", "-p", "no:cacheprovider", "-p", "no:xdist", "--noconftest"),
-        *("--import-mode=importlib", "-o", "addopts=", "-c", os.devnull, "--rootdir", str(KERAS.parents[1])),
+        *(
+            "-q",
+            "-W",
+            "ignore",
+            "-p",
+            "recorder",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:xdist",
+            "--noconftest",
+        ),
+        *(
+            "--import-mode=importlib",
+            "-o",
+            "addopts=",
+            "-c",
+            os.devnull,
+            "--rootdir",
+            str(KERAS.parents[1]),
+        ),
         "--continue-on-collection-errors",
     ]
     command = [sys.executable, "-m", "pytest", *options, *paths]
-    done = subprocess.run(command, env=environment, cwd=record.parent, capture_output=True, text=True)
+    done = subprocess.run(
+        command, env=environment, cwd=record.parent, capture_output=True, text=True
+    )
     if not record.exists():
         raise RuntimeError(done.stdout[-3000:] + done.stderr[-3000:])
 
 
 def compare(words: list[str] = ()) -> dict[str, Verdict]:
-    """Runs the tests both ways, in several processes, and returns a verdict for each that trains."""
+    """Runs the tests both ways, in several processes, and returns a verdict for each that
+    trains."""
     paths, found = files(list(words)), {}
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(PROCESSES) as pool:
         jobs = [(paths, part, Path(folder) / f"record {part}") for part in range(PROCESSES)]
@@ -78,7 +116,9 @@ def compare(words: list[str] = ()) -> dict[str, Verdict]:
             outcomes, trainings = pickle.loads(record.read_bytes())
             for name, outcome in outcomes["plain"].items():
                 seen = outcomes["microbatched"].get(name, ("failed", "it did not run"))
-                one = verdict(outcome, trainings["plain"][name], seen, trainings["microbatched"].get(name, []))
+                one = verdict(
+                    outcome, trainings["plain"][name], seen, trainings["microbatched"].get(name, [])
+                )
                 if one is not None:
                     found[name] = judged(name, one)
     return dict(sorted(found.items()))
@@ -94,8 +134,11 @@ def judged(name: str, one: Verdict) -> Verdict:
     return one
 
 
-def verdict(outcome: tuple[str, str], plain: list, seen: tuple[str, str], small: list) -> Verdict | None:
-    """The verdict on a test, from its outcomes and its trainings both ways; None if it trained nothing."""
+def verdict(
+    outcome: tuple[str, str], plain: list, seen: tuple[str, str], small: list
+) -> Verdict | None:
+    """The verdict on a test, from its outcomes and its trainings both ways; None if it trained
+    nothing."""
     if outcome[0] == "failed":
         return Verdict("not here", outcome[1])
     if outcome[0] == "error":
@@ -134,7 +177,8 @@ def _difference(one: tuple, other: tuple) -> str:
 
 
 def table(found: dict[str, Verdict]) -> str:
-    """A Markdown table with a row for each of Keras' folders: how many tests train here, and what became of them."""
+    """A Markdown table with a row for each of Keras' folders: how many tests train here, and what
+    became of them."""
     counts: dict[str, Counter] = {}
     for name, one in found.items():
         place = name.split("/")[2]

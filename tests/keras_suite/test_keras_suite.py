@@ -18,10 +18,14 @@ NOTHING = [("", {"loss": [1.0]}, [], False)]
 @pytest.mark.slow
 def test_what_keras_trains_is_equal_in_micro_batches():
     found = compare()
-    failing = [f"new failure: {name}: {one.reason}" for name, one in found.items() if one.kind == "failing"]
+    failing = [
+        f"new failure: {name}: {one.reason}" for name, one in found.items() if one.kind == "failing"
+    ]
     assert not failing, "\n".join(failing)
     run = sum(one.kind != "not here" for one in found.values())
-    documented = re.search(r"^\| all \| (\d+) ", (ROOT / "docs/equality.md").read_text(), re.MULTILINE)
+    documented = re.search(
+        r"^\| all \| (\d+) ", (ROOT / "docs/equality.md").read_text(), re.MULTILINE
+    )
     # A few tests depend on the machine.
     assert abs(run - int(documented[1])) <= 10, f"docs/equality.md should show:\n{table(found)}"
 
@@ -46,7 +50,9 @@ def test_a_difference_is_seen(small, reason):
 def test_outcomes_count():
     assert verdict(PASSED, TRAINED, FAILED, TRAINED) == Verdict("failing", "why")
     assert verdict(FAILED, TRAINED, PASSED, TRAINED) == Verdict("not here", "why")
-    assert verdict(("error", "why"), [], PASSED, []) == Verdict("failing", "the file cannot be read: why")
+    assert verdict(("error", "why"), [], PASSED, []) == Verdict(
+        "failing", "the file cannot be read: why"
+    )
     assert verdict(PASSED, [], PASSED, []) is None and verdict(PASSED, NOTHING, PASSED, []) is None
     assert verdict(("skipped", ""), [], PASSED, []) is None
 
@@ -58,4 +64,8 @@ def test_the_table_counts_by_folder():
         "keras/src/ops/c.py": "failing",
     }
     rows = table({name: Verdict(kind) for name, kind in names.items()}).splitlines()
-    assert rows[2:] == ["| layers | 2 | 1 | 0 | 1 | 0 |", "| ops | 1 | 0 | 0 | 0 | 1 |", "| all | 3 | 1 | 0 | 1 | 1 |"]
+    assert rows[2:] == [
+        "| layers | 2 | 1 | 0 | 1 | 0 |",
+        "| ops | 1 | 0 | 0 | 0 | 1 |",
+        "| all | 3 | 1 | 0 | 1 | 1 |",
+    ]

@@ -36,12 +36,16 @@ def edition(tmp_path, monkeypatch):
 @pytest.fixture
 def copy(edition, tmp_path):
     """Copies the course and returns the names of the files that were written."""
-    return lambda: [str(path.relative_to(tmp_path / "copy")) for path in course.copy_course(tmp_path / "copy")]
+    return lambda: [
+        str(path.relative_to(tmp_path / "copy")) for path in course.copy_course(tmp_path / "copy")
+    ]
 
 
 def content(tmp_path) -> dict[str, str]:
     folder = tmp_path / "copy"
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != course.MANIFEST)
+    files = sorted(
+        path for path in folder.rglob("*") if path.is_file() and path.name != course.MANIFEST
+    )
     return {str(path.relative_to(folder)): path.read_text() for path in files}
 
 
@@ -66,7 +70,10 @@ def test_links_in_the_copy_resolve_unless_they_leave_the_course(tmp_path):
                 continue
             for address in re.findall(r"""\]\(([^)#]+?)(?:#[^)]*)?\)|src=["']([^"']+)""", source):
                 target = path.parent / "".join(address)
-                if not "".join(address).startswith("http") and tmp_path / "copy" in target.resolve().parents:
+                if (
+                    not "".join(address).startswith("http")
+                    and tmp_path / "copy" in target.resolve().parents
+                ):
                     assert target.exists(), (path.name, target)
 
 
@@ -80,11 +87,16 @@ def test_an_unchanged_file_of_an_older_edition_is_replaced(copy, edition, tmp_pa
     copy()
     edition("second")
     assert copy() == [NOTEBOOK, f"solutions/{NOTEBOOK}"]
-    assert content(tmp_path) == {NOTEBOOK: "second notebook", f"solutions/{NOTEBOOK}": "second solution"}
+    assert content(tmp_path) == {
+        NOTEBOOK: "second notebook",
+        f"solutions/{NOTEBOOK}": "second solution",
+    }
     assert copy() == []
 
 
-def test_a_changed_file_stays_and_a_newer_edition_is_written_beside_it_once(copy, edition, tmp_path):
+def test_a_changed_file_stays_and_a_newer_edition_is_written_beside_it_once(
+    copy, edition, tmp_path
+):
     copy()
     (tmp_path / "copy" / NOTEBOOK).write_text("mine")
     assert copy() == []  # there is nothing newer
@@ -140,7 +152,8 @@ def test_the_notebooks_of_a_checkout_are_left_alone(edition, tmp_path):
 def test_a_folder_that_is_a_file_is_refused(copy, tmp_path):
     (tmp_path / "copy").write_text("")
     with pytest.raises(
-        NotADirectoryError, match=r"folder must be a folder, or not exist yet. Received: the file .*copy"
+        NotADirectoryError,
+        match=r"folder must be a folder, or not exist yet. Received: the file .*copy",
     ):
         copy()
 
@@ -166,7 +179,8 @@ time.sleep(600)
 
 @pytest.fixture
 def pretended_jupyterlab(tmp_path, monkeypatch):
-    """A Python that writes down the arguments of JupyterLab, and stays until a signal comes if there is a file stay."""
+    """A Python that writes down the arguments of JupyterLab, and stays until a signal comes if
+    there is a file stay."""
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} {tmp_path}/pretended.py "$@"\n')
     python.chmod(0o755)
@@ -202,10 +216,14 @@ def test_open_course_copies_says_so_and_runs_jupyterlab(
     assert capsys.readouterr().out.endswith(said)
 
 
-def test_labs_of_the_course_train_on_a_cluster(copy, edition, pretended_jupyterlab, tmp_path, monkeypatch):
+def test_labs_of_the_course_train_on_a_cluster(
+    copy, edition, pretended_jupyterlab, tmp_path, monkeypatch
+):
     monkeypatch.setattr(sys, "executable", pretended_jupyterlab)
     nobody = "tcp://127.0.0.1:1"
-    with pytest.raises(ConnectionError, match=f"^there must be a Dask scheduler at {nobody}: it does not answer"):
+    with pytest.raises(
+        ConnectionError, match=f"^there must be a Dask scheduler at {nobody}: it does not answer"
+    ):
         course.open_course(tmp_path / "copy", dask=nobody)
     assert not (tmp_path / "copy").exists()
     with LocalCluster(n_workers=0, processes=False, dashboard_address=None) as cluster:
@@ -216,7 +234,8 @@ def test_labs_of_the_course_train_on_a_cluster(copy, edition, pretended_jupyterl
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("to_all", [True, False], ids=["to_all", "to_gradlab"])
 def test_a_signal_ends_jupyterlab_too(pretended_jupyterlab, tmp_path, sent, to_all):
-    """A terminal sends Ctrl-C to all processes; a supervisor signals gradlab alone. No process is left either way."""
+    """A terminal sends Ctrl-C to all processes; a supervisor signals gradlab alone. No process is
+    left either way."""
     (tmp_path / "stay").touch()
     program = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from gradlab.lab import course\n"
     program += f"sys.executable = {pretended_jupyterlab!r}; sys.exit(course.open_course('copy'))"
@@ -243,6 +262,8 @@ def test_the_port_must_be_a_positive_integer(tmp_path):
 
 def test_without_jupyterlab_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match=r'needs the extra "lab": pip install "gradlab\[lab\]"'):
+    with pytest.raises(
+        ModuleNotFoundError, match=r'needs the extra "lab": pip install "gradlab\[lab\]"'
+    ):
         course.open_course(tmp_path / "copy")
     assert not (tmp_path / "copy").exists()

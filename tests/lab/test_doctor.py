@@ -1,4 +1,5 @@
-"""What gradlab doctor reports. tests/project/test_command_line.py shows that a sound installation passes all checks."""
+"""What gradlab doctor reports. tests/project/test_command_line.py shows that a sound installation
+passes all checks."""
 
 import importlib.metadata
 import subprocess
@@ -45,12 +46,16 @@ def test_a_missing_package_of_the_core_or_the_lab_is_named(package, monkeypatch)
 
     monkeypatch.setattr("importlib.metadata.version", pretended)
     found = finding("packages", monkeypatch)
-    assert not found.good and found.found == f"{package} is missing" and '"gradlab[lab]"' in found.fix
+    assert (
+        not found.good and found.found == f"{package} is missing" and '"gradlab[lab]"' in found.fix
+    )
 
 
 def test_a_package_outside_its_bounds_is_named(monkeypatch):
     version = importlib.metadata.version
-    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.1" if name == "keras" else version(name))
+    monkeypatch.setattr(
+        "importlib.metadata.version", lambda name: "0.1" if name == "keras" else version(name)
+    )
     found = finding("packages", monkeypatch)
     assert not found.good and found.found == "keras 0.1"
 
@@ -72,7 +77,10 @@ def test_altered_data_are_found(monkeypatch):
 
 @pytest.mark.parametrize(
     ("there", "missing", "carrier"),
-    [([], "ipywidgets", "jupyterlab_widgets"), (["@jupyter-widgets/jupyterlab-manager"], "anywidget", "anywidget")],
+    [
+        ([], "ipywidgets", "jupyterlab_widgets"),
+        (["@jupyter-widgets/jupyterlab-manager"], "anywidget", "anywidget"),
+    ],
 )
 def test_a_missing_extension_of_jupyterlab_is_named(monkeypatch, tmp_path, there, missing, carrier):
     for name in there:

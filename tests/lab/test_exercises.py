@@ -1,4 +1,5 @@
-"""The exercises' checkers: no wrong answer passes, none raises. That the right ones pass, the solutions show."""
+"""The exercises' checkers: no wrong answer passes, none raises. That the right ones pass, the
+solutions show."""
 
 import importlib
 import inspect
@@ -13,7 +14,9 @@ MODULES = [module.name for module in pkgutil.iter_modules(exercises.__path__)]
 CHECKERS = [
     pytest.param(checker, id=f"{module}.{name}")
     for module in MODULES
-    for name, checker in inspect.getmembers(importlib.import_module(f"gradlab.lab.exercises.{module}"))
+    for name, checker in inspect.getmembers(
+        importlib.import_module(f"gradlab.lab.exercises.{module}")
+    )
     if inspect.isfunction(checker)
     and hasattr(checker, "__wrapped__")
     and checker.__module__ == f"gradlab.lab.exercises.{module}"
@@ -65,7 +68,9 @@ def test_numbers(value, said, capsys):
 
 
 def test_words(capsys):
-    checker = exercise(lambda answer: require_choice(answer, "less", "more less", "think of the sum"))
+    checker = exercise(
+        lambda answer: require_choice(answer, "less", "more less", "think of the sum")
+    )
     for answer, said in (
         ("less", "right"),
         ("more", "not yet: think of the sum"),

@@ -1,4 +1,5 @@
-"""The leaderboard: settings are really trained, rows are kept, and a table that cannot be read is never overwritten."""
+"""The leaderboard: settings are really trained, rows are kept, and a table that cannot be read is
+never overwritten."""
 
 import pytest
 
@@ -37,9 +38,14 @@ def test_the_best_are_kept_and_the_new_one_is_shown_in_any_case():
     for k in range(1, leaderboard.KEPT + 1):
         Table().add(row(97.0, accumulation_steps=k))
     standing = Table().add(row(50.0, accumulation_steps=99))
-    assert len(Table().rows()) == leaderboard.KEPT and 99 not in [kept.accumulation_steps for kept in Table().rows()]
+    assert len(Table().rows()) == leaderboard.KEPT and 99 not in [
+        kept.accumulation_steps for kept in Table().rows()
+    ]
     lines = repr(standing).splitlines()
-    assert [line.endswith("<- this run") for line in lines] == [False] * (leaderboard.KEPT + 1) + [True, False]
+    assert [line.endswith("<- this run") for line in lines] == [False] * (leaderboard.KEPT + 1) + [
+        True,
+        False,
+    ]
     assert lines[-2].split()[:3] == [str(leaderboard.KEPT + 1), "20", "99"]
 
 
@@ -53,7 +59,9 @@ def test_the_table_as_text_and_as_html():
         leaderboard.NOTE,
     ]
     page = standing._repr_html_()
-    assert page.count("<tr") == 3 and page.count("font-weight: bold") == 1 and "&lt;- this run" in page
+    assert (
+        page.count("<tr") == 3 and page.count("font-weight: bold") == 1 and "&lt;- this run" in page
+    )
     assert "Seconds of different machines cannot be compared" in page
 
 
@@ -64,18 +72,32 @@ def test_the_table_as_text_and_as_html():
         (b"\x89PNG\xff", "codec can't decode"),
         (b"my,own,notes\n1,2,3\n", "its first line is not the one that gradlab writes"),
         (b"{header}\n20,1,adam,0.003,100,5.0\n", "line 2: "),
-        (b"{header}\n20,1,adam,0.003,100,5.0,97.1\n20,1,adam,often,100,5.0,97.1\n", "line 3: could not convert"),
-        (b"{header}\n20,1,adam,0.003,100,5.0,nan\n", "line 2: accuracy_percent must be from 0 to 100. Received: nan"),
+        (
+            b"{header}\n20,1,adam,0.003,100,5.0,97.1\n20,1,adam,often,100,5.0,97.1\n",
+            "line 3: could not convert",
+        ),
+        (
+            b"{header}\n20,1,adam,0.003,100,5.0,nan\n",
+            "line 2: accuracy_percent must be from 0 to 100. Received: nan",
+        ),
     ],
 )
-def test_a_broken_file_is_reported_in_a_sentence_and_left_as_it_is(content, reason, cache, capsys, monkeypatch):
+def test_a_broken_file_is_reported_in_a_sentence_and_left_as_it_is(
+    content, reason, cache, capsys, monkeypatch
+):
     header = b"microbatch_size,accumulation_steps,optimizer,learning_rate,updates,seconds,accuracy_percent"
     path = Table().path
     path.write_bytes(broken := content.replace(b"{header}", header))
-    monkeypatch.setattr(leaderboard, "train", lambda settings: pytest.fail("it trained before it read the table"))
+    monkeypatch.setattr(
+        leaderboard, "train", lambda settings: pytest.fail("it trained before it read the table")
+    )
     batch_size.leaderboard_row(GOOD)
     said = capsys.readouterr().out
-    assert said.startswith(f"not yet: the table {path} cannot be read (") and reason in said and said.count("\n") == 1
+    assert (
+        said.startswith(f"not yet: the table {path} cannot be read (")
+        and reason in said
+        and said.count("\n") == 1
+    )
     with pytest.raises(ValueError, match="cannot be read"):
         Table().add(row(97.0))
     assert path.read_bytes() == broken and [file.name for file in cache.iterdir()] == [path.name]
@@ -104,15 +126,25 @@ def test_a_poor_result_is_kept_but_is_not_yet_right(monkeypatch, capsys):
     monkeypatch.setattr(batch_size, "ENOUGH", 101)
     batch_size.leaderboard_row(GOOD)
     said = capsys.readouterr().out.splitlines()
-    assert said[-1].startswith("not yet: ") and "can be reached" in said[-1] and len(Table().rows()) == 1
+    assert (
+        said[-1].startswith("not yet: ")
+        and "can be reached" in said[-1]
+        and len(Table().rows()) == 1
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
         ({"microbatch_size": 0}, "microbatch_size must be a positive integer. Received: 0"),
-        ({"accumulation_steps": 2.5}, "accumulation_steps must be a positive integer. Received: 2.5"),
-        ({"optimizer": "magic"}, "optimizer must be one of sgd, momentum, adam, adamw. Received: 'magic'"),
+        (
+            {"accumulation_steps": 2.5},
+            "accumulation_steps must be a positive integer. Received: 2.5",
+        ),
+        (
+            {"optimizer": "magic"},
+            "optimizer must be one of sgd, momentum, adam, adamw. Received: 'magic'",
+        ),
         ({"learning_rate": -1}, "learning_rate must be a finite number above 0. Received: -1"),
         ({"learning_rate": ...}, "learning_rate must have a value: put yours in place of the dots"),
         ({"microbatch_size": 60_000}, "must be at most the 55000 training examples of mnist"),
@@ -128,11 +160,15 @@ def test_bad_settings_get_a_sentence_and_no_row(change, sentence, capsys):
 
 def test_a_training_that_diverges_is_no_result(monkeypatch):
     monkeypatch.setattr(leaderboard, "SECONDS", 1.0)
-    with pytest.raises(ValueError, match="must not diverge.*Received: learning_rate 1e[+]30 with 'sgd'"):
+    with pytest.raises(
+        ValueError, match="must not diverge.*Received: learning_rate 1e[+]30 with 'sgd'"
+    ):
         train(GOOD | {"optimizer": "sgd", "learning_rate": 1e30})
 
 
 def test_an_update_that_takes_too_long_is_stopped(monkeypatch):
     monkeypatch.setattr(leaderboard, "SECONDS", 0.02)
-    with pytest.raises(ValueError, match="must take less than .*Received: 55000 micro-batches of 1 examples"):
+    with pytest.raises(
+        ValueError, match="must take less than .*Received: 55000 micro-batches of 1 examples"
+    ):
         train(GOOD | {"microbatch_size": 1, "accumulation_steps": 55_000})

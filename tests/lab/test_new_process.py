@@ -1,4 +1,5 @@
-"""Functions of a notebook in a new process: what they use travels along, memory is measured again each time."""
+"""Functions of a notebook in a new process: what they use travels along, memory is measured again
+each time."""
 
 import os
 import sys
@@ -35,7 +36,9 @@ def test_what_cannot_travel_is_refused_before_a_process_starts():
         call_in_new_process(len, threading.Lock())
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process can only be read on Linux")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="the peak of a process can only be read on Linux"
+)
 def test_memory_is_the_same_each_time_whatever_this_process_holds():
     held = np.ones(64 * MIB, np.uint8)
 

@@ -1,4 +1,5 @@
-"""Predictions: the result is hidden until a choice is made, the block's variables stay, and faults are not hidden."""
+"""Predictions: the result is hidden until a choice is made, the block's variables stay, and faults
+are not hidden."""
 
 import re
 import threading
@@ -34,10 +35,15 @@ def shown(block) -> dict:
 
 def test_the_result_is_inside_each_choice_and_nowhere_else(shell):
     page = shown(lambda: print("it fell < by 10.0"))["text/html"]
-    choices = re.findall(r"<details[^>]*><summary[^>]*>(.*?)</summary>(.*?)</details>", page, flags=re.S)
+    choices = re.findall(
+        r"<details[^>]*><summary[^>]*>(.*?)</summary>(.*?)</details>", page, flags=re.S
+    )
     assert [name for name, _ in choices] == ["by 10", "by 100"]
     for _, inside in choices:
-        assert "<pre>it fell &lt; by 10.0</pre>" in inside and "Noise falls by √k &amp; no faster." in inside
+        assert (
+            "<pre>it fell &lt; by 10.0</pre>" in inside
+            and "Noise falls by √k &amp; no faster." in inside
+        )
     assert "This is right." in choices[0][1] and "The result is: <b>by 10</b>." in choices[1][1]
     outside = re.sub(r"<details.*</details>", "", page, flags=re.S)
     assert "How much?" in outside and "fell" not in outside and "Noise" not in outside
@@ -54,13 +60,16 @@ def test_figures_and_values_are_results_too(shell):
 
     data = shown(block)
     assert data["text/html"].count('<img alt="a line that rises"') == 2
-    assert data["text/html"].count("<td>7</td>") == 2 and data["text/html"].count("<pre>13</pre>") == 2
+    assert (
+        data["text/html"].count("<td>7</td>") == 2 and data["text/html"].count("<pre>13</pre>") == 2
+    )
     assert "a line that rises" in data["text/plain"] and "13" in data["text/plain"]
 
 
 def test_the_text_has_it_all(shell):
     assert shown(lambda: print("10.0"))["text/plain"] == (
-        "Predict: How much?\n    by 10 / by 100\nResult:\n    10.0\nAnswer: by 10. Noise falls by √k & no faster."
+        "Predict: How much?\n    by 10 / by 100\nResult:\n    10.0\nAnswer: by 10. Noise falls by "
+        "√k & no faster."
     )
 
 
@@ -86,7 +95,8 @@ class KernelsPublisher(DisplayPublisher):
 
 
 def test_while_a_block_runs_the_kernel_handles_messages(shell, monkeypatch):
-    """A message on another thread reaches the kernel's own publisher, and what it displays is no part of the result."""
+    """A message on another thread reaches the kernel's own publisher, and what it displays is no
+    part of the result."""
     real = KernelsPublisher()
     monkeypatch.setattr(shell, "display_pub", real)
 

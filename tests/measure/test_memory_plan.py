@@ -20,7 +20,8 @@ V = tf.Variable(tf.zeros([2000, 10]))
 
 
 def a_chain(x):
-    """The input and the product are there. Then the input is freed, and tanh writes over the product."""
+    """The input and the product are there. Then the input is freed, and tanh writes over the
+    product."""
     return tf.tanh(x @ W) @ V
 
 
@@ -33,7 +34,9 @@ def a_fork(x):
 def an_alias(x):
     """The input and the product are there. Reshaping takes no memory."""
     product = tf.reshape(x @ W, [-1, 200, 10])
-    return tf.reduce_sum(product, axis=[1, 2]) + tf.reduce_sum(tf.reshape(product, [-1, 2000]) * 2.0, axis=1)
+    return tf.reduce_sum(product, axis=[1, 2]) + tf.reduce_sum(
+        tf.reshape(product, [-1, 2000]) * 2.0, axis=1
+    )
 
 
 BY_HAND = {a_chain: 1000 + 2000, a_fork: 2000 + 2000, an_alias: 1000 + 2000}
@@ -47,14 +50,22 @@ def test_the_peak_of_known_graphs(function):
     found = liveness(trace, lambda graph: set())
     for examples in (1, 7, 100):
         peak, gradients = found.peak(examples)
-        assert peak == pytest.approx(4 * BY_HAND[function] * examples, abs=64) and gradients == 0  # a few axes
+        # A few axes
+        assert peak == pytest.approx(4 * BY_HAND[function] * examples, abs=64) and gradients == 0
     assert found.most_examples(4e6) == pytest.approx(4e6 / 4 / BY_HAND[function], rel=1e-3)
     assert found.most_examples(0) == 0
 
 
 def test_loops_hide_what_they_compute():
-    step = tf.function(lambda x: tf.while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, tf.tanh(x)), (0, x))[1])
-    assert liveness(lambda n: step.get_concrete_function(tf.TensorSpec([n, 5])).graph, lambda graph: set()) is None
+    step = tf.function(
+        lambda x: tf.while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, tf.tanh(x)), (0, x))[1]
+    )
+    assert (
+        liveness(
+            lambda n: step.get_concrete_function(tf.TensorSpec([n, 5])).graph, lambda graph: set()
+        )
+        is None
+    )
 
 
 def small():
@@ -75,8 +86,12 @@ def test_the_parts_of_a_small_network():
     assert planned.weights >= 4 * PARAMETERS > planned.weights - 64  # and the seed of the dropout
     assert planned.accumulators == 4 * PARAMETERS
     assert 8 * PARAMETERS <= planned.optimizer < 8 * PARAMETERS + 64
-    assert planned.fixed == planned.weights + planned.optimizer + planned.accumulators + planned.runtime
-    # The backward pass needs the inputs of three layers, dropout's mask, and what it computes at that moment.
+    assert (
+        planned.fixed
+        == planned.weights + planned.optimizer + planned.accumulators + planned.runtime
+    )
+    # The backward pass needs the inputs of three layers, dropout's mask, and what it computes at
+    # that moment.
     assert 4 * 400 * 1000 < planned.activations(1000) / planned.copies < 3.5 * 4 * 400 * 1000
     assert planned.activations(2000) == pytest.approx(2 * planned.activations(1000), rel=0.01)
     for one, other in zip(before, model.variables, strict=True):
@@ -85,7 +100,10 @@ def test_the_parts_of_a_small_network():
 
 def test_two_in_flight_and_half_precision():
     one, two = (plan(small(), ENTROPY, "sgd", EXAMPLE, in_flight=n) for n in (1, 2))
-    assert two.activations(512) == pytest.approx(2 * one.activations(512), abs=1) and two.fixed == one.fixed
+    assert (
+        two.activations(512) == pytest.approx(2 * one.activations(512), abs=1)
+        and two.fixed == one.fixed
+    )
     keras.config.set_dtype_policy("mixed_float16")
     try:
         half = plan(small(), ENTROPY, "sgd", EXAMPLE)
@@ -105,8 +123,9 @@ def test_the_largest_size_that_fits():
         planned.largest(10 * MEBIBYTE)
     least = math.ceil(planned.total(1) / MEBIBYTE)
     assert str(error.value) == (
-        f"memory must be at least {least} MiB for micro-batches of one example; mixed precision, smaller inputs, an "
-        "optimizer with fewer averages and keras.remat take less. Received: 10 MiB"
+        f"memory must be at least {least} MiB for micro-batches of one example; mixed precision, "
+        "smaller inputs, an optimizer with fewer averages and keras.remat take less. Received: 10 "
+        "MiB"
     )
 
 
@@ -133,7 +152,10 @@ def test_table():
     planned = plan(small(), ENTROPY, "adam", EXAMPLE)
     lines = planned.table([1, 512]).splitlines()
     assert lines[0] == "| MiB | b = 1 | b = 512 |"
-    assert lines[-1] == f"| total | {planned.total(1) / MEBIBYTE:.0f} | {planned.total(512) / MEBIBYTE:.0f} |"
+    assert (
+        lines[-1]
+        == f"| total | {planned.total(1) / MEBIBYTE:.0f} | {planned.total(512) / MEBIBYTE:.0f} |"
+    )
 
 
 PROGRAM = """
@@ -166,15 +188,17 @@ print(plan(made(), "mse", "adam", (x, y)).total(b), taken)
 """
 
 
-# With oneDNN's kernels, the error of benchmarks/RESULTS.md. Without them, as TensorFlow computes by itself on some
-# processors, the heap leaves gaps, more in one process than in the next: chance can only add to what is needed, so a
-# process that took more than planned is followed by another one.
+# With oneDNN's kernels, the error of benchmarks/RESULTS.md. Without them, as TensorFlow computes by
+# itself on some processors, the heap leaves gaps, more in one process than in the next: chance can
+# only add to what is needed, so a process that took more than planned is followed by another one.
 @pytest.mark.parametrize("onednn, processes, factor", [("1", 1, 1.15), ("0", 3, 2.0)])
 @pytest.mark.parametrize("b", ["8", "32"])
 def test_a_measured_process_is_as_planned(b, onednn, processes, factor):
     environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": onednn}
     for _ in range(processes):
-        said = subprocess.check_output([sys.executable, "-c", PROGRAM, b], text=True, env=environment)
+        said = subprocess.check_output(
+            [sys.executable, "-c", PROGRAM, b], text=True, env=environment
+        )
         planned, taken = map(float, said.split()[-2:])
         if 1 / factor < planned / taken:
             break

@@ -23,7 +23,8 @@ def test_the_intervals_of_loss_noise_cover_the_truth_in_95_percent():
 
 
 def test_the_intervals_do_not_assume_a_normal_distribution():
-    """The kurtosis of exponential losses is 9 and that of normal ones 3, so their variance is harder to estimate."""
+    """The kurtosis of exponential losses is 9 and that of normal ones 3, so their variance is
+    harder to estimate."""
     hits, naive = [], []
     for seed in range(400):
         losses = np.random.default_rng(seed).exponential(MICROBATCH, [400, 1])
@@ -64,20 +65,25 @@ def test_a_steep_straight_fall_has_no_noise_and_a_curved_one_hardly_any():
     steep = np.linspace(100, 0, 50)
     np.testing.assert_allclose(noise.successive_std(steep)[2:], 0, atol=1e-12)
     rng = np.random.default_rng(0)
-    early = 2.3 * np.exp(-np.arange(60) / 20) + rng.normal(0, 0.01, 60)  # falls by ten times the noise per update
+    # Falls by ten times the noise per update
+    early = 2.3 * np.exp(-np.arange(60) / 20) + rng.normal(0, 0.01, 60)
     assert noise.successive_std(early, 0.0)[2:].mean() < 0.015
-    assert np.sqrt((np.diff(early) ** 2 / 2).mean()) > 0.03  # the differences of neighbors count the fall as noise
+    # The differences of neighbors count the fall as noise
+    assert np.sqrt((np.diff(early) ** 2 / 2).mean()) > 0.03
 
 
 def test_ragged_windows_are_weighted_by_their_examples():
-    """Micro-batches of 4, 4 and 1 examples: their means have 1/4, 1/4 and 1 times the variance of one example."""
+    """Micro-batches of 4, 4 and 1 examples: their means have 1/4, 1/4 and 1 times the variance of
+    one example."""
     rng = np.random.default_rng(1)
     updates, sizes = 40_000, np.array([4.0, 4.0, 1.0])
     losses = rng.normal(0, 1, [updates, 3]) / np.sqrt(sizes)
     weights = np.tile(sizes, [updates, 1])
-    losses, weights = np.insert(losses, 3, np.nan, axis=1), np.insert(weights, 3, 0, axis=1)  # padded as in a Result
+    # Padded as in a Result
+    losses, weights = np.insert(losses, 3, np.nan, axis=1), np.insert(weights, 3, 0, axis=1)
     found = noise.loss_noise_along(losses, weights, smoothing=0.9998)
-    assert found.microbatch[-1] == pytest.approx(np.sqrt(1 / 3), rel=0.03)  # for a micro-batch of 3, the mean size
+    # For a micro-batch of 3, the mean size
+    assert found.microbatch[-1] == pytest.approx(np.sqrt(1 / 3), rel=0.03)
     assert found.window[-1] == pytest.approx(1 / 3, rel=0.03)  # 9 examples
     assert found.law[-1] == pytest.approx(1 / 3, rel=0.03)
     plain = noise.loss_noise_along(np.nan_to_num(losses[:, :3]), None, smoothing=0.9998)
@@ -90,7 +96,9 @@ def test_gradient_variance_is_unbiased_with_and_without_the_full_gradient():
     samples = [true + deviation * rng.normal(size=[5, 30]) for _ in range(4000)]
     trace = (deviation**2).sum()
     assert np.mean([noise.gradient_variance(s) for s in samples]) == pytest.approx(trace, rel=0.01)
-    assert np.mean([noise.gradient_variance(s, true) for s in samples]) == pytest.approx(trace, rel=0.01)
+    assert np.mean([noise.gradient_variance(s, true) for s in samples]) == pytest.approx(
+        trace, rel=0.01
+    )
 
 
 def test_cosines_follow_the_closed_form():
@@ -118,20 +126,38 @@ def test_running_mean_has_no_bias_towards_zero():
             lambda: noise.loss_noise([[1.0, 2.0]]),
             "loss_noise needs 4 windows or more to estimate their noise. Received: 1",
         ),
-        (lambda: noise.loss_noise([1.0, 2.0]), r"losses must be finite, of the shape \(windows, k\). Received: \(2,\)"),
-        (lambda: noise.loss_noise([[1.0, np.nan]]), "losses must be finite, .* Received: values that are not finite"),
+        (
+            lambda: noise.loss_noise([1.0, 2.0]),
+            r"losses must be finite, of the shape \(windows, k\). Received: \(2,\)",
+        ),
+        (
+            lambda: noise.loss_noise([[1.0, np.nan]]),
+            "losses must be finite, .* Received: values that are not finite",
+        ),
         (
             lambda: noise.loss_noise_along(np.ones([5, 1])),
             "loss_noise_along needs windows of 2 micro-batches or more, .* Received: k = 1",
         ),
-        (lambda: noise.loss_noise_along(np.ones([5, 2]), np.ones([5, 3])), r"Received: \(5, 2\), \(5, 3\)"),
-        (lambda: noise.loss_noise_along(np.ones([5, 2]), smoothing=1), "smoothing must be .* below 1. Received: 1"),
+        (
+            lambda: noise.loss_noise_along(np.ones([5, 2]), np.ones([5, 3])),
+            r"Received: \(5, 2\), \(5, 3\)",
+        ),
+        (
+            lambda: noise.loss_noise_along(np.ones([5, 2]), smoothing=1),
+            "smoothing must be .* below 1. Received: 1",
+        ),
         (
             lambda: noise.loss_noise_along([[1.0, np.inf]]),
             r"losses must be finite for .* Received: \[1.0, inf\] in window 0",
         ),
-        (lambda: noise.gradient_variance([[1.0, 2.0]]), "needs 2 gradients or more, or full_gradient. Received: 1"),
-        (lambda: noise.gradient_variance([[1.0]], [1.0, 2.0]), r"the gradients' shape, \(1,\). Received: \(2,\)"),
+        (
+            lambda: noise.gradient_variance([[1.0, 2.0]]),
+            "needs 2 gradients or more, or full_gradient. Received: 1",
+        ),
+        (
+            lambda: noise.gradient_variance([[1.0]], [1.0, 2.0]),
+            r"the gradients' shape, \(1,\). Received: \(2,\)",
+        ),
         (lambda: noise.cosines([1.0], [1.0]), r"gradients must be finite, .* Received: \(1,\)"),
     ],
 )

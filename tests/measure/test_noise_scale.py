@@ -1,4 +1,5 @@
-"""The gradient noise scale: on Gaussian gradients whose noise scale is known, and from the steps of a Trainer."""
+"""The gradient noise scale: on Gaussian gradients whose noise scale is known, and from the steps of
+a Trainer."""
 
 import keras
 import numpy as np
@@ -12,12 +13,15 @@ DIMENSIONS = 40
 
 
 def gaussian(seed, updates, sizes, true_norm=1.0, deviation=None):
-    """The norms of the mean gradients of micro-batches of these sizes and of their windows; the true noise scale."""
+    """The norms of the mean gradients of micro-batches of these sizes and of their windows; the
+    true noise scale."""
     rng = np.random.default_rng(seed)
     true = np.full(DIMENSIONS, true_norm / np.sqrt(DIMENSIONS))
     deviation = np.linspace(0.5, 3, DIMENSIONS) if deviation is None else deviation
     sizes = np.broadcast_to(np.asarray(sizes, float), (updates, np.shape(sizes)[-1]))
-    gradients = true + deviation * rng.normal(size=[*sizes.shape, DIMENSIONS]) / np.sqrt(sizes)[..., None]
+    gradients = (
+        true + deviation * rng.normal(size=[*sizes.shape, DIMENSIONS]) / np.sqrt(sizes)[..., None]
+    )
     windows = (gradients * sizes[..., None]).sum(axis=1) / sizes.sum(axis=1, keepdims=True)
     norms, window_norms = np.linalg.norm(gradients, axis=2), np.linalg.norm(windows, axis=1)
     return norms, window_norms, sizes, (deviation**2).sum() / true_norm**2
@@ -32,9 +36,13 @@ def test_the_estimate_is_unbiased_and_its_interval_covers_the_truth_in_95_percen
         hits.append(found.interval[0] < true < found.interval[1])
         variances.append(found.variance.mean())
         signals.append(found.squared_gradient.mean())
-    # Both estimates are unbiased: their means over 60,000 windows are within three standard errors of the true values.
+    # Both estimates are unbiased: their means over 60,000 windows are within three standard errors
+    # of the true values.
     for values, truth in ((variances, true), (signals, 1.0)):
-        assert abs(np.mean(values) - truth) < 3 * np.std(values) / np.sqrt(len(values)), (np.mean(values), truth)
+        assert abs(np.mean(values) - truth) < 3 * np.std(values) / np.sqrt(len(values)), (
+            np.mean(values),
+            truth,
+        )
     assert 0.91 < np.mean(hits) < 0.985
 
 
@@ -51,7 +59,8 @@ def test_without_noise_it_is_zero():
 
 
 def test_along_a_training_it_follows_the_change():
-    """The variance grows fourfold. Numerator and denominator are averaged separately, so their ratio has no bias."""
+    """The variance grows fourfold. Numerator and denominator are averaged separately, so their
+    ratio has no bias."""
     first = gaussian(0, 3000, [10] * 4)
     second = gaussian(1, 3000, [10] * 4, deviation=2 * np.linspace(0.5, 3, DIMENSIONS))
     joined = [np.concatenate([a, b]) for a, b in zip(first[:3], second[:3])]
@@ -59,7 +68,8 @@ def test_along_a_training_it_follows_the_change():
     assert found.along[2999] == pytest.approx(first[3], rel=0.25)
     assert found.along[-1] == pytest.approx(second[3], rel=0.25)
     unsmoothed = gradient_noise_scale(*joined, smoothing=0.0)
-    naive = np.mean(unsmoothed.along[:3000][np.isfinite(unsmoothed.along[:3000])])  # the mean of the ratios
+    # The mean of the ratios
+    naive = np.mean(unsmoothed.along[:3000][np.isfinite(unsmoothed.along[:3000])])
     assert abs(naive - first[3]) > 2 * abs(found.along[2999] - first[3])
 
 
@@ -75,7 +85,9 @@ def test_a_window_of_one_micro_batch_is_skipped():
     assert found.value == expected.value and found.interval == expected.interval
     assert found.along[-1] == expected.along[-1]
     first = gradient_noise_scale(
-        np.concatenate([tail, norms]), np.append(7.0, window_norms), np.concatenate([[[3.0, 0, 0, 0]], weights])
+        np.concatenate([tail, norms]),
+        np.append(7.0, window_norms),
+        np.concatenate([[[3.0, 0, 0, 0]], weights]),
     )
     assert np.isnan(first.along[0]) and first.along[-1] == expected.along[-1]
 
@@ -95,19 +107,24 @@ EXAMPLES, FEATURES, CLASSES = 60, 4, 3
 
 
 def classifier(dtype):
-    """A data set, the model softmax(x kernel + bias), and the gradient of each example's loss, in NumPy."""
+    """A data set, the model softmax(x kernel + bias), and the gradient of each example's loss, in
+    NumPy."""
     rng = np.random.default_rng(3)
     x = rng.normal(0.5, 1.0, [EXAMPLES, FEATURES])
     labels = rng.choice(CLASSES, EXAMPLES, p=[0.6, 0.3, 0.1])
     kernel, bias = rng.normal(0, 0.3, [FEATURES, CLASSES]), rng.normal(0, 0.3, CLASSES)
 
-    model = keras.Sequential([keras.Input([FEATURES], dtype=dtype), keras.layers.Dense(CLASSES, dtype=dtype)])
+    model = keras.Sequential(
+        [keras.Input([FEATURES], dtype=dtype), keras.layers.Dense(CLASSES, dtype=dtype)]
+    )
     model.set_weights([kernel, bias])
 
     logits = x @ kernel + bias
     probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     error = probabilities - np.eye(CLASSES)[labels]
-    gradients = np.concatenate([(x[:, :, None] * error[:, None, :]).reshape(EXAMPLES, -1), error], axis=1)
+    gradients = np.concatenate(
+        [(x[:, :, None] * error[:, None, :]).reshape(EXAMPLES, -1), error], axis=1
+    )
     return x.astype(dtype), labels, model, gradients
 
 
@@ -121,9 +138,14 @@ def test_the_norms_of_a_step_are_those_of_numpy(float64):
     x, labels, model, gradients = classifier("float64")
     step = trainer_of(model, 8).step(x[:20], labels[:20])
     assert step.weights.tolist() == [8, 8, 4]
-    expected = [np.linalg.norm(gradients[rows].mean(axis=0)) for rows in (slice(8), slice(8, 16), slice(16, 20))]
+    expected = [
+        np.linalg.norm(gradients[rows].mean(axis=0))
+        for rows in (slice(8), slice(8, 16), slice(16, 20))
+    ]
     np.testing.assert_allclose(step.gradient_norms, expected, rtol=1e-6)
-    np.testing.assert_allclose(step.window_gradient_norm, np.linalg.norm(gradients[:20].mean(axis=0)), rtol=1e-6)
+    np.testing.assert_allclose(
+        step.window_gradient_norm, np.linalg.norm(gradients[:20].mean(axis=0)), rtol=1e-6
+    )
 
 
 def test_the_steps_of_a_trainer_give_the_noise_scale_of_the_data():
@@ -133,7 +155,8 @@ def test_the_steps_of_a_trainer_give_the_noise_scale_of_the_data():
 
     updates, accumulation_steps, microbatch_size = 300, 12, 10
     window = accumulation_steps * microbatch_size
-    drawn = np.random.default_rng(0).integers(0, EXAMPLES, updates * window)  # independent draws, with replacement
+    # Independent draws, with replacement
+    drawn = np.random.default_rng(0).integers(0, EXAMPLES, updates * window)
     dataset = tf.data.Dataset.from_tensor_slices((x[drawn], labels[drawn])).batch(window)
     steps = trainer_of(model, microbatch_size).fit(dataset, updates=updates, verbose=False)
 
@@ -154,8 +177,8 @@ def test_the_steps_of_a_trainer_give_the_noise_scale_of_the_data():
     [
         (
             (np.ones([5, 1]), np.ones(5), 20),
-            "gradient_noise_scale needs windows of 2 micro-batches or more, since a single one does not show its "
-            "noise. Received: k = 1",
+            "gradient_noise_scale needs windows of 2 micro-batches or more, since a single one "
+            "does not show its noise. Received: k = 1",
         ),
         (
             (np.ones([5, 2]), np.ones(4), 20),

@@ -1,6 +1,7 @@
 """The committed notebooks: how they were run, what a reader needs of them, and their exercises.
 
-nbval runs them (make test). Each test reads all of them, and its message names every one that is wrong.
+nbval runs them (make test). Each test reads all of them, and its message names every one that is
+wrong.
 """
 
 import functools
@@ -100,7 +101,10 @@ def test_no_path_of_a_machine_and_no_stored_widgets():
     wrong = []
     for path in NOTEBOOKS:
         text = path.read_text()
-        wrong += [f"{named(path)}: {found}" for found in re.findall(r"/(?:home|root|Users|work|tmp)/.{,40}", text)]
+        wrong += [
+            f"{named(path)}: {found}"
+            for found in re.findall(r"/(?:home|root|Users|work|tmp)/.{,40}", text)
+        ]
         if "widget-state" in text or len(text) >= 1_000_000:
             wrong.append(f"{named(path)}: stored widgets, or more than 1 MB")
     report(wrong)
@@ -121,7 +125,11 @@ def test_the_first_cell_installs_gradlab_where_it_is_missing():
     wrong = []
     for path in NOTEBOOKS:
         first = code(cells_of(path))[0]
-        if source(first) != INSTALL or cells_of(path)[1] is not first or first["metadata"] != hidden:
+        if (
+            source(first) != INSTALL
+            or cells_of(path)[1] is not first
+            or first["metadata"] != hidden
+        ):
             wrong.append(f"{named(path)}: {first['metadata']} {source(first)}")
     report(wrong)
 
@@ -146,7 +154,8 @@ def test_code_can_be_read_without_scrolling():
 
 
 def test_every_question_is_asked_once_and_in_order():
-    """A saved result stands inside the choices only; what the page shows otherwise does not contain it."""
+    """A saved result stands inside the choices only; what the page shows otherwise does not contain
+    it."""
     for path in COURSE:
         file = ROOT / "gradlab" / "lab" / "predictions" / f"{path.stem}.toml"
         questions = tomllib.loads(file.read_text()) if file.exists() else {}
@@ -167,7 +176,9 @@ def test_pictures_can_be_read_aloud():
     for path in NOTEBOOKS:
         for data in (output.get("data", {}) for output in outputs_of(path)):
             if widget in data and not {"image/png", "image/svg+xml"} & data.keys():
-                wrong.append(f"{named(path)}: a widget without a picture for pages without a kernel")
+                wrong.append(
+                    f"{named(path)}: a widget without a picture for pages without a kernel"
+                )
             if "image/png" in data and widget not in data:
                 html = "".join(data["text/html"])
                 if not re.match(r'<img alt="[^"]{20,}"', html):
@@ -180,11 +191,14 @@ def test_pictures_can_be_read_aloud():
 
 
 def test_no_output_has_svg_in_its_html():
-    """JupyterLab takes it out of a notebook that is not trusted, and shows the text of the picture without order."""
+    """JupyterLab takes it out of a notebook that is not trusted, and shows the text of the picture
+    without order."""
     wrong = []
     for path in NOTEBOOKS:
         for data in (output.get("data", {}) for output in outputs_of(path)):
-            html = re.sub(r"<script\b.*?</script>", "", "".join(data.get("text/html", "")), flags=re.S)
+            html = re.sub(
+                r"<script\b.*?</script>", "", "".join(data.get("text/html", "")), flags=re.S
+            )
             wrong += [f"{named(path)}: {html:.80}"] if "<svg" in html else []
     report(wrong)
 
@@ -195,14 +209,18 @@ def test_diagrams_have_a_picture_of_the_present_diagram():
     for path in NOTEBOOKS:
         for data in (output.get("data", {}) for output in outputs_of(path)):
             if "text/vnd.mermaid" in data:
-                fault = fault_of_picture("".join(data["text/vnd.mermaid"]), "".join(data["image/svg+xml"]))
+                fault = fault_of_picture(
+                    "".join(data["text/vnd.mermaid"]), "".join(data["image/svg+xml"])
+                )
                 wrong += [f"{named(path)}: {fault}"] if fault else []
     report(wrong)
 
 
 def fault_of_picture(diagram: str, picture: str) -> str:
     """How the SVG differs from its Mermaid source; an empty string if it does not."""
-    shown = Counter(re.findall(r"[\w:]+", " ".join(re.findall(r"<tspan[^>]*>([^<]*)</tspan>", picture))))
+    shown = Counter(
+        re.findall(r"[\w:]+", " ".join(re.findall(r"<tspan[^>]*>([^<]*)</tspan>", picture)))
+    )
     boxes = dict.fromkeys(diagram.splitlines())  # a box that is written twice is named twice
     labels = " ".join(re.findall(r'"(.*?)"', "\n".join(boxes))).replace("<br/>", " ")
     missing = Counter(re.findall(r"[\w:]+", labels)) - shown
@@ -223,27 +241,43 @@ def test_links_inside_the_repository_resolve():
 
 
 def test_exercises_have_their_form_their_checkers_and_their_solutions():
-    """Each states what, why and what to expect, and its cell prints "not yet"; in the solutions it prints "right"."""
+    """Each states what, why and what to expect, and its cell prints "not yet"; in the solutions it
+    prints "right"."""
     report([f"{named(path)}: {fault}" for path in COURSE for fault in faults_of_exercises(path)])
 
 
 def faults_of_exercises(path) -> list[str]:
     """What is wrong with the exercises of a notebook and with their solutions."""
     cells = cells_of(path)
-    start = next(number for number, cell in enumerate(cells) if source(cell).startswith("## Exercises")) + 1
+    start = (
+        next(number for number, cell in enumerate(cells) if source(cell).startswith("## Exercises"))
+        + 1
+    )
     tasks = [cell for cell in cells[start:] if re.match(r"### \d+\. ", source(cell))]
     faults = []
     for task in tasks:
-        if re.findall(r"^- \*\*(\w+)\*\*: ", source(task), flags=re.M) != ["What", "Why", "Expected"]:
+        if re.findall(r"^- \*\*(\w+)\*\*: ", source(task), flags=re.M) != [
+            "What",
+            "Why",
+            "Expected",
+        ]:
             faults.append(f"no What, Why and Expected in {source(task):.60}")
-    asked = [name for cell in code(cells[start:]) for name in re.findall(r"check\.(\w+)\(", source(cell))]
+    asked = [
+        name for cell in code(cells[start:]) for name in re.findall(r"check\.(\w+)\(", source(cell))
+    ]
     if not tasks or len(asked) != len(tasks) or len(asked) != len(set(asked)):
         faults.append(f"{len(tasks)} exercises with the checkers {asked}")
     for cell in code(cells[start:]):
-        if "check." in source(cell) and not ("..." in source(cell) and printed(cell).startswith("not yet: ")):
+        if "check." in source(cell) and not (
+            "..." in source(cell) and printed(cell).startswith("not yet: ")
+        ):
             faults.append(f"not an open exercise: {source(cell)} prints {printed(cell)}")
     solved = cells_of(path.parent / "solutions" / path.name)
-    answers = {name: printed(cell) for cell in code(solved) for name in re.findall(r"check\.(\w+)\(", source(cell))}
+    answers = {
+        name: printed(cell)
+        for cell in code(solved)
+        for name in re.findall(r"check\.(\w+)\(", source(cell))
+    }
     if answers != dict.fromkeys(asked, "right\n"):
         faults.append(f"the solutions print {answers}")
     return faults
@@ -257,9 +291,12 @@ def test_every_public_name_exists_and_is_taught():
     run = {path.stem: _used("\n".join(map(source, code(cells_of(path))))) for path in COURSE}
     for stem, names in run.items():
         for name in names:
-            assert hasattr(gradlab, name) or importlib.import_module(f"gradlab.{name}"), f"{stem}: gradlab.{name}"
+            assert hasattr(gradlab, name) or importlib.import_module(f"gradlab.{name}"), (
+                f"{stem}: gradlab.{name}"
+            )
     taught = set().union(*run.values())
-    results = {"Audit", "Diagram", "NoiseScale", "Problem", "Runtime", "Step"}  # what other names return and pass on
+    # What other names return and pass on
+    results = {"Audit", "Diagram", "NoiseScale", "Problem", "Runtime", "Step"}
     modules = {name for name in gradlab.__all__ if inspect.ismodule(getattr(gradlab, name))}
     assert set(gradlab.__all__) - results - modules <= taught
 
@@ -268,16 +305,23 @@ def test_the_learning_path_in_readme_lists_each_with_its_minutes():
     readme = (ROOT / "README.md").read_text()
     for path in COURSE:
         minutes = re.search(r"\*\*Time\*\*: (\d+) minutes", path.read_text()).group(1)
-        assert re.search(rf"\| \[{path.name[:2]} [^]]+\]\(notebooks/{path.name}\) \| {minutes} \| .{{20,}} \|", readme)
+        assert re.search(
+            rf"\| \[{path.name[:2]} [^]]+\]\(notebooks/{path.name}\) \| {minutes} \| .{{20,}} \|",
+            readme,
+        )
 
 
 def test_the_kernel_is_named_so_that_no_dialog_opens():
-    kernels = {named(path): json.loads(path.read_text())["metadata"]["kernelspec"]["name"] for path in NOTEBOOKS}
+    kernels = {
+        named(path): json.loads(path.read_text())["metadata"]["kernelspec"]["name"]
+        for path in NOTEBOOKS
+    }
     assert set(kernels.values()) == {"python3"}, kernels
 
 
 def test_a_wrong_output_makes_the_check_fail(tmp_path):
-    """The check that make test runs on the notebooks is seen to fail on an output that is wrong by one digit.
+    """The check that make test runs on the notebooks is seen to fail on an output that is wrong by
+    one digit.
 
     The beginning of notebook 01 is run with one wrong output: that cell fails, and all others pass.
     """
@@ -285,13 +329,19 @@ def test_a_wrong_output_makes_the_check_fail(tmp_path):
     assert "--nbval --nbval-sanitize-with tests/nbval_sanitize.cfg" in recipe
     notebook = json.loads(COURSE[1].read_text())
     outputs = [json.dumps(cell.get("outputs", [])) for cell in notebook["cells"]]
-    number = next(number for number, text in enumerate(outputs) if "micro-batches: -4.5 -13.5" in text)
+    number = next(
+        number for number, text in enumerate(outputs) if "micro-batches: -4.5 -13.5" in text
+    )
     wrong = outputs[number].replace("-13.5", "-13.6", 1)
     notebook["cells"] = notebook["cells"][: number + 3]
     notebook["cells"][number]["outputs"] = json.loads(wrong)
     (tmp_path / "wrong.ipynb").write_text(json.dumps(notebook))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--nbval"]
-    command += ["--nbval-sanitize-with", str(ROOT / "tests" / "nbval_sanitize.cfg"), str(tmp_path / "wrong.ipynb")]
+    command += [
+        "--nbval-sanitize-with",
+        str(ROOT / "tests" / "nbval_sanitize.cfg"),
+        str(tmp_path / "wrong.ipynb"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=600)
     assert done.returncode == 1 and "-13.6" in done.stdout
     assert f"1 failed, {len(code(notebook['cells'])) - 1} passed" in done.stdout

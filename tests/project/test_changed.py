@@ -6,7 +6,9 @@ import changed
 import pytest
 from paths import ROOT
 
-TEST_FILES = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "tests").rglob("test_*.py"))]
+TEST_FILES = [
+    path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "tests").rglob("test_*.py"))
+]
 
 
 @pytest.mark.parametrize(
@@ -39,7 +41,9 @@ def test_changed_and_new_files_are_found(tmp_path, monkeypatch, capsys):
 
     def git(*arguments):
         settings = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
-        subprocess.run(["git", *settings, *arguments], cwd=tmp_path, check=True, capture_output=True)
+        subprocess.run(
+            ["git", *settings, *arguments], cwd=tmp_path, check=True, capture_output=True
+        )
 
     for name in ("edited", "same", "deleted"):
         (tmp_path / name).write_text("before")
@@ -51,7 +55,9 @@ def test_changed_and_new_files_are_found(tmp_path, monkeypatch, capsys):
     (tmp_path / "deleted").unlink()
     monkeypatch.setattr(changed, "ROOT", tmp_path)
     assert changed.changed_files("HEAD") == ["edited", "new"]
-    with pytest.raises(SystemExit, match=r"^COMMIT must be a commit of this repository. Received: nothing$"):
+    with pytest.raises(
+        SystemExit, match=r"^COMMIT must be a commit of this repository. Received: nothing$"
+    ):
         changed.changed_files("nothing")
     assert changed.main() == 0
     assert capsys.readouterr().out == "gradlab: no tests belong to what has changed: edited, new\n"

@@ -1,4 +1,5 @@
-"""The command line, as its user meets it. Most tests call `main` in this process, which spares TensorFlow's start."""
+"""The command line, as its user meets it. Most tests call `main` in this process, which spares
+TensorFlow's start."""
 
 import importlib.util
 import json
@@ -25,7 +26,16 @@ from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.experiments.result import Result
 from gradlab.lab.experiments.run import run
 
-QUICK = ["--model", "dense", "--microbatch-size", "7", "--accumulation-steps", "3", "--updates", "4"]
+QUICK = [
+    "--model",
+    "dense",
+    "--microbatch-size",
+    "7",
+    "--accumulation-steps",
+    "3",
+    "--updates",
+    "4",
+]
 # A job that is finished at once, and then jobs that are under way until their process is ended.
 ENDLESS = '[all]\nmodel = "dense"\n[[run]]\nupdates = 4\nseeds = 1\n[[run]]\nupdates = 1_000_000_000\nseeds = 2\n'
 COMMANDS = ("lab", "run", "sweep", "reproduce", "plot", "devices", "doctor", "launch")
@@ -52,10 +62,12 @@ def python(tmp_path):
 
 @pytest.fixture
 def call(tmp_path, monkeypatch, capsys):
-    """Calls `main` in this process, in an empty folder; returns what it printed, after a check of its status."""
+    """Calls `main` in this process, in an empty folder; returns what it printed, after a check of
+    its status."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GRADLAB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(runtime, "setup", lambda **_: runtime.current())  # it ran when the tests began
+    # It ran when the tests began
+    monkeypatch.setattr(runtime, "setup", lambda **_: runtime.current())
 
     def calling(*arguments, status=0):
         found = main([str(argument) for argument in arguments])
@@ -70,7 +82,9 @@ def call(tmp_path, monkeypatch, capsys):
 def saved(tmp_path_factory):
     """A saved result of two seeds."""
     path = tmp_path_factory.mktemp("saved") / "a.npz"
-    run(Experiment(model="dense", microbatch_size=7, accumulation_steps=3, updates=4, seeds=2)).save(path)
+    run(
+        Experiment(model="dense", microbatch_size=7, accumulation_steps=3, updates=4, seeds=2)
+    ).save(path)
     return path
 
 
@@ -90,7 +104,8 @@ def test_the_options_are_the_fields_of_experiments():
 
 def test_help_is_quick_and_names_every_command(python):
     done = python("-X", "importtime", "-m", "gradlab", "--help")
-    assert "gradlab.runtime" in done.stderr and "tensorflow" not in done.stderr  # its import alone takes seconds
+    # Its import alone takes seconds
+    assert "gradlab.runtime" in done.stderr and "tensorflow" not in done.stderr
     assert done.stdout.startswith("usage: python -m gradlab ")
     for command in COMMANDS:
         assert re.search(rf"(?m)^    {command}\b", done.stdout)
@@ -114,12 +129,23 @@ def test_the_console_command_is_called_gradlab(python):
 def test_run_in_a_process_of_its_own(python, tmp_path):
     done = python("-m", "gradlab", "run", *QUICK, "--seeds", 2, "--out", "a.npz")
     assert "Result: variables, dense on mnist, k = 3, b = 7; 2 finished" in done.stdout
-    assert "WARNING" not in done.stderr and "oneDNN" not in done.stderr  # what TensorFlow says when it starts
+    # What TensorFlow says when it starts
+    assert "WARNING" not in done.stderr and "oneDNN" not in done.stderr
     assert Result.load(tmp_path / "a.npz").seeds == (0, 1)
 
 
 def test_run_then_plot(call, tmp_path):
-    arguments = ["run", "--model", "dense", "--microbatch-size", 7, "--accumulation-steps", 3, "--updates", 60]
+    arguments = [
+        "run",
+        "--model",
+        "dense",
+        "--microbatch-size",
+        7,
+        "--accumulation-steps",
+        3,
+        "--updates",
+        60,
+    ]
     said = call(*arguments, "--seeds", 2, "--out", "a.npz").out
     for line in (
         r"Result: variables, dense on mnist, k = 3, b = 7; 2 finished",
@@ -137,9 +163,13 @@ def test_run_then_plot(call, tmp_path):
     one = call(*arguments, "--seeds", 1).out
     assert "±" not in one and "mean" not in one  # a single run has no deviation
     for kind in ("losses", "accuracy", "loss_noise", "noise_scale", "cost"):
-        assert call("plot", "a.npz", "--kind", kind, "--out", f"{kind}.png").out.startswith(f"{kind}.png: ")
+        assert call("plot", "a.npz", "--kind", kind, "--out", f"{kind}.png").out.startswith(
+            f"{kind}.png: "
+        )
         assert (tmp_path / f"{kind}.png").read_bytes().startswith(b"\x89PNG")
-    found = json.loads(call("plot", "a.npz", "--kind", "accuracy", "--against", "seconds", "--json").out)
+    found = json.loads(
+        call("plot", "a.npz", "--kind", "accuracy", "--against", "seconds", "--json").out
+    )
     assert found["file"] == "figure.png" and "seconds" in found["text"]
 
 
@@ -163,7 +193,9 @@ def test_numbers_for_people():
         "    gradient noise scale: 24,000 ± 1,200 examples",
     ]
     alone = summary | {"endings": ["finished"], "gradient_noise_scale_examples": [3.456, 0.0]}
-    assert "    last accuracy: 88.30 %" in text(alone) and "noise scale: 3.5 examples" in text(alone)
+    assert "    last accuracy: 88.30 %" in text(alone) and "noise scale: 3.5 examples" in text(
+        alone
+    )
     none = summary | {"last_loss_nats": None, "gradient_noise_scale_examples": None}
     assert "last loss: not measured" in text(none) and "noise scale: not measured" in text(none)
 
@@ -176,7 +208,9 @@ def test_large_numbers_of_examples_are_plain_numbers(call, saved):
 
 
 def test_sweep(call, tmp_path):
-    (tmp_path / "sweep.toml").write_text('[all]\nmodel = "dense"\nupdates = 3\nseeds = 1\n[grid]\ntowers = [1, 2]')
+    (tmp_path / "sweep.toml").write_text(
+        '[all]\nmodel = "dense"\nupdates = 3\nseeds = 1\n[grid]\ntowers = [1, 2]'
+    )
     said = call("sweep", "sweep.toml", "--out", "new/results").out
     assert said.count("Result: variables, dense on mnist, k = 5, b = 20; 1 finished") == 2
     assert len(list((tmp_path / "new" / "results").iterdir())) == 2
@@ -188,28 +222,46 @@ def test_sweep_over_processes(python, tmp_path):
     (tmp_path / "sweep.toml").write_text(
         '[all]\nmodel = "dense"\nupdates = 3\nseeds = 2\n[grid]\naccumulation_steps = [1, 2]'
     )
-    done = python("-m", "gradlab", "sweep", "sweep.toml", "--processes", 2, "--out", "results", "--json")
+    done = python(
+        "-m", "gradlab", "sweep", "sweep.toml", "--processes", 2, "--out", "results", "--json"
+    )
     assert [each["experiment"]["accumulation_steps"] for each in json.loads(done.stdout)] == [1, 2]
     files = sorted(file.name for file in (tmp_path / "results").iterdir())
     assert files == ["00-variables-1x20.npz", "01-variables-2x20.npz"]
-    assert "WARNING" not in done.stderr and "oneDNN" not in done.stderr  # what TensorFlow says, in workers too
+    # What TensorFlow says, in workers too
+    assert "WARNING" not in done.stderr and "oneDNN" not in done.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_ctrl_c_keeps_what_was_finished(processes, tmp_path):
-    """The status is that of Ctrl-C, the finished job is kept, no temporary file is left, and no process stays."""
+    """The status is that of Ctrl-C, the finished job is kept, no temporary file is left, and no
+    process stays."""
     cache, file = tmp_path / "cache", tmp_path / "sweep.toml"
     file.write_text(ENDLESS)
-    command = [sys.executable, "-m", "gradlab", "sweep", file, "--processes", str(processes), "--cache", cache]
+    command = [
+        sys.executable,
+        "-m",
+        "gradlab",
+        "sweep",
+        file,
+        "--processes",
+        str(processes),
+        "--cache",
+        cache,
+    ]
     job = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
-        wait_until(lambda: list(cache.glob("*.npz")), job)  # one job is finished, and the next has no end
+        # One job is finished, and the next has no end
+        wait_until(lambda: list(cache.glob("*.npz")), job)
         group = members(job.pid)
         os.killpg(job.pid, signal.SIGINT)  # as a terminal does: to all of them
         said = job.communicate(timeout=LIMIT)[1]
         assert job.returncode == 130, said
-        assert "interrupted; finished runs are cached, and the same command continues with the others" in said
+        assert (
+            "interrupted; finished runs are cached, and the same command continues with the others"
+            in said
+        )
         [kept] = cache.iterdir()
         assert Result.load(kept).endings == ("finished",)
         assert len(group) > 1 or processes == 1
@@ -222,7 +274,9 @@ def test_ctrl_c_keeps_what_was_finished(processes, tmp_path):
 
 def members(group: int) -> list[int]:
     """The running processes of a process group."""
-    listed = subprocess.run(["ps", "-eo", "pid=,pgid="], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        ["ps", "-eo", "pid=,pgid="], capture_output=True, text=True, check=True
+    ).stdout
     pairs = [tuple(map(int, line.split())) for line in listed.splitlines()]
     return [pid for pid, of in pairs if of == group and is_running(pid)]
 
@@ -239,20 +293,41 @@ def test_reproduce_quick(python, call, tmp_path):
 
 @pytest.mark.slow
 def test_reproduce_another_paper(call, tmp_path):
-    claims = json.loads(call("reproduce", "noisy-quadratic", "--quick", "--json", "--out", "here").out)
+    claims = json.loads(
+        call("reproduce", "noisy-quadratic", "--quick", "--json", "--out", "here").out
+    )
     assert len(claims) == 6 and all(claim["holds"] is None and claim["found"] for claim in claims)
-    assert sorted(path.suffix for path in (tmp_path / "here").iterdir()) == [".csv", ".json", ".png"]
+    assert sorted(path.suffix for path in (tmp_path / "here").iterdir()) == [
+        ".csv",
+        ".json",
+        ".png",
+    ]
 
 
 @pytest.mark.slow
 def test_doctor(python, tmp_path):
     findings = json.loads(python("-m", "gradlab", "doctor", "--json").stdout)
-    names = ["Python", "packages", "data", "devices", "training", "cache", "JupyterLab", "kernel", "widgets"]
+    names = [
+        "Python",
+        "packages",
+        "data",
+        "devices",
+        "training",
+        "cache",
+        "JupyterLab",
+        "kernel",
+        "widgets",
+    ]
     assert [finding["name"] for finding in findings] == names
     assert all(finding["good"] and finding["found"] and not finding["fix"] for finding in findings)
     (tmp_path / "a file").write_text("")
-    said = python("-m", "gradlab", "doctor", status=1, GRADLAB_CACHE=str(tmp_path / "a file")).stdout
-    assert "  BAD  cache: " in said and "fix: set GRADLAB_CACHE to a folder that you may write to" in said
+    said = python(
+        "-m", "gradlab", "doctor", status=1, GRADLAB_CACHE=str(tmp_path / "a file")
+    ).stdout
+    assert (
+        "  BAD  cache: " in said
+        and "fix: set GRADLAB_CACHE to a folder that you may write to" in said
+    )
 
 
 def test_lab_opens_the_course(call, monkeypatch):
@@ -267,7 +342,11 @@ def test_lab_opens_the_course(call, monkeypatch):
 def without(packages, *arguments):
     """A program that runs a command where these packages are not installed."""
     missing = "; ".join(f"sys.modules[{name!r}] = None" for name in packages)
-    return "-c", f"import sys; {missing}; from gradlab.__main__ import main; sys.exit(main({list(arguments)!r}))"
+    return (
+        "-c",
+        f"import sys; {missing}; from gradlab.__main__ import main; "
+        f"sys.exit(main({list(arguments)!r}))",
+    )
 
 
 @pytest.mark.parametrize(
@@ -287,7 +366,8 @@ def test_a_missing_extra_is_named(package, extra, arguments, python):
 
 
 def test_devices_and_launch_need_no_extra(python, tmp_path):
-    packages = {name for names in EXTRAS.values() for name in names} - {"packaging"}  # TensorFlow itself needs that
+    # TensorFlow itself needs that
+    packages = {name for names in EXTRAS.values() for name in names} - {"packaging"}
     done = forked.run(*without(packages, "devices", "--json"), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -298,7 +378,8 @@ def test_devices_and_launch_need_no_extra(python, tmp_path):
 
 
 def test_the_extras_are_complete():
-    """Every package that the lab imports, except for those that gradlab itself depends on, belongs to an extra."""
+    """Every package that the lab imports, except for those that gradlab itself depends on, belongs
+    to an extra."""
     imported = set()
     for file in (ROOT / "gradlab" / "lab").rglob("*.py"):
         imported |= set(re.findall(r"(?m)^ *(?:from|import) (\w+)", file.read_text()))
@@ -314,11 +395,20 @@ NO_RESULT = "RESULT must be a file that run --out or sweep --out wrote. Received
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["run", "--model", "resnet"], "model must be one of lenet, dense, vgg. Received: 'resnet'"),
+        (
+            ["run", "--model", "resnet"],
+            "model must be one of lenet, dense, vgg. Received: 'resnet'",
+        ),
         (["run", "--updates", "0"], "updates must be a positive integer. Received: 0"),
-        (["run", "--seeds", "0"], "seeds must be different integers of 0 or more, or a positive integer. Received: 0"),
+        (
+            ["run", "--seeds", "0"],
+            "seeds must be different integers of 0 or more, or a positive integer. Received: 0",
+        ),
         (["run", "--processes", "0"], "processes must be a positive integer. Received: 0"),
-        (["run", "--processes", "2", "--dask", "tcp://x"], "give --processes or --dask. Received: both"),
+        (
+            ["run", "--processes", "2", "--dask", "tcp://x"],
+            "give --processes or --dask. Received: both",
+        ),
         (
             ["reproduce", "noise-scale", "--processes", "2"],
             "--processes, --dask and --cache are for averaging only. Received: NAME noise-scale",
@@ -331,16 +421,28 @@ NO_RESULT = "RESULT must be a file that run --out or sweep --out wrote. Received
         (["plot", "folder"], NO_RESULT + "folder, which is a folder"),
         (["plot", "notes.txt"], NO_RESULT + "notes.txt, which is a file of another kind"),
         (["plot", "arrays.npz"], NO_RESULT + "arrays.npz, which is a file of another kind"),
-        (["plot", "half.npz"], NO_RESULT + "half.npz, which is damaged (BadZipFile: File is not a zip file)"),
+        (
+            ["plot", "half.npz"],
+            NO_RESULT + "half.npz, which is damaged (BadZipFile: File is not a zip file)",
+        ),
         (["plot", "whole.npz", "--out", "folder"], "Received: folder, which is a folder"),
-        (["plot", "whole.npz", "--out", "no/a.png"], "Received: no/a.png, but there is no folder no"),
+        (
+            ["plot", "whole.npz", "--out", "no/a.png"],
+            "Received: no/a.png, but there is no folder no",
+        ),
         (
             ["sweep", "none.toml"],
             "FILE must be a TOML file that describes a sweep. Received: none.toml, which does not",
         ),
-        (["sweep", "folder"], "FILE must be a TOML file that describes a sweep. Received: folder, which is a folder"),
+        (
+            ["sweep", "folder"],
+            "FILE must be a TOML file that describes a sweep. Received: folder, which is a folder",
+        ),
         (["sweep", "half.npz"], "a sweep file must be TOML. Received: half.npz"),
-        (["launch", "none.py"], "SCRIPT must be a Python script. Received: none.py, which does not exist"),
+        (
+            ["launch", "none.py"],
+            "SCRIPT must be a Python script. Received: none.py, which does not exist",
+        ),
         (["lab", "notes.txt"], "FOLDER must be a folder. Received: notes.txt, which is a file"),
     ],
 )
@@ -353,7 +455,8 @@ def test_bad_input_gets_one_sentence(arguments, sentence, call, saved, tmp_path)
     said = call(*arguments, status=2).err
     assert sentence in said
     assert not any(word in said for word in ("Errno", "pickle", "Traceback"))
-    if not sentence.startswith(("argument", "invalid", "required")):  # before these, argparse shows the usage
+    # Before these, argparse shows the usage
+    if not sentence.startswith(("argument", "invalid", "required")):
         assert said.startswith("gradlab: ") and said.count("\n") == 1
 
 
@@ -364,16 +467,27 @@ def test_bad_input_gets_one_sentence(arguments, sentence, call, saved, tmp_path)
             ["run", "--out", "no/a.npz"],
             "--out must be a file in an existing folder. Received: no/a.npz, but there is no",
         ),
-        (["run", "--out", "folder"], "--out must be a file in an existing folder. Received: folder, which is a folder"),
-        (["run", "--cache", "file"], "--cache must be a folder that exists or can be created. Received: file ("),
+        (
+            ["run", "--out", "folder"],
+            "--out must be a file in an existing folder. Received: folder, which is a folder",
+        ),
+        (
+            ["run", "--cache", "file"],
+            "--cache must be a folder that exists or can be created. Received: file (",
+        ),
         (
             ["sweep", "sweep.toml", "--out", "file"],
             "--out must be a folder that exists or can be created. Received: fi",
         ),
-        (["reproduce", "--out", "file/a"], "--out must be a folder that exists or can be created. Received: file/a ("),
+        (
+            ["reproduce", "--out", "file/a"],
+            "--out must be a folder that exists or can be created. Received: file/a (",
+        ),
     ],
 )
-def test_a_path_that_cannot_be_written_to_is_said_before_the_training(arguments, sentence, call, tmp_path, monkeypatch):
+def test_a_path_that_cannot_be_written_to_is_said_before_the_training(
+    arguments, sentence, call, tmp_path, monkeypatch
+):
     from gradlab.lab.experiments import sweep
 
     monkeypatch.setattr(sweep, "sweep", lambda *_, **__: pytest.fail("the training began"))
@@ -403,7 +517,11 @@ def test_interrupted(call, monkeypatch):
     monkeypatch.setattr(sweep, "sweep", interrupted)
     monkeypatch.setattr(gradlab.cluster, "launch", interrupted)
     said = call("run", *QUICK, status=130).err
-    assert said == "gradlab: interrupted; finished runs are cached, and the same command continues with the others\n"
+    assert (
+        said
+        == "gradlab: interrupted; finished runs are cached, and the same command continues with "
+        "the others\n"
+    )
     assert call("launch", __file__, status=130).err == "gradlab: interrupted\n"
 
 

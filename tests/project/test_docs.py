@@ -1,4 +1,5 @@
-"""The site's sources, without building them: `make docs` builds the site, and fails on a warning."""
+"""The site's sources, without building them: `make docs` builds the site, and fails on a
+warning."""
 
 import ast
 import csv
@@ -22,7 +23,8 @@ PAGES = sorted(
     path
     for pattern in ("*.md", "*/*.md")
     for path in DOCS.glob(pattern)
-    if path.relative_to(DOCS).parts[0] not in COPIED and path.name not in ("changelog.md", "contributing.md")
+    if path.relative_to(DOCS).parts[0] not in COPIED
+    and path.name not in ("changelog.md", "contributing.md")
 )
 REFERENCE = sorted((DOCS / "api").glob("*.rst"))
 # Files from elsewhere in the repository that become pages: conf.py copies them.
@@ -35,7 +37,8 @@ GENERATED = {"benchmarks/results", "benchmarks/notes", "changelog", "contributin
 
 
 def toctree(path) -> list[str]:
-    """The pages that a page's toctrees list, as paths without a suffix, relative to docs/; globs stay globs."""
+    """The pages that a page's toctrees list, as paths without a suffix, relative to docs/; globs
+    stay globs."""
     entries = []
     for block in re.findall(r"^```\{toctree\}\n(.*?)^```", path.read_text(), flags=re.S | re.M):
         entries += [line for line in block.splitlines() if line and not line.startswith(":")]
@@ -59,14 +62,20 @@ def resolve(name: str):
     value = importlib.import_module(found)
     for attribute in rest:
         found = f"{found}.{attribute}"
-        value = getattr(value, attribute) if hasattr(value, attribute) else importlib.import_module(found)
+        value = (
+            getattr(value, attribute)
+            if hasattr(value, attribute)
+            else importlib.import_module(found)
+        )
     return value
 
 
 def test_every_page_is_in_a_toctree():
     listed = [entry for page in PAGES for entry in toctree(page)]
     ours = {path.relative_to(DOCS).with_suffix("").as_posix() for path in [*PAGES, *REFERENCE]}
-    assert sorted(listed) == sorted((ours - {"index"}) | GENERATED | {"course/*", "course/solutions/*"})
+    assert sorted(listed) == sorted(
+        (ours - {"index"}) | GENERATED | {"course/*", "course/solutions/*"}
+    )
 
 
 def test_links_resolve():
@@ -75,7 +84,11 @@ def test_links_resolve():
 
 
 def test_a_broken_link_is_found():
-    for link in ("nowhere.md", "evidence.md#no-such-heading", "../tests/test_window.py#test_that_does_not_exist"):
+    for link in (
+        "nowhere.md",
+        "evidence.md#no-such-heading",
+        "../tests/test_window.py#test_that_does_not_exist",
+    ):
         assert broken_links(DOCS / "index.md", f"[x]({link})") == [link]
     assert "memory-of-a-window" in headings((DOCS / "evidence.md").read_text())
 
@@ -83,7 +96,9 @@ def test_a_broken_link_is_found():
 def test_every_public_name_is_in_the_api_reference():
     names = documented()
     for name in set(gradlab.__all__) - {"__version__"}:
-        assert any(full == f"gradlab.{name}" or full.startswith(f"gradlab.{name}.") for full in names), name
+        assert any(
+            full == f"gradlab.{name}" or full.startswith(f"gradlab.{name}.") for full in names
+        ), name
 
 
 def test_every_name_in_the_api_reference_exists():
@@ -96,7 +111,10 @@ def test_every_name_in_the_api_reference_exists():
 def test_python_of_every_page_runs_as_pasted(tmp_path):
     """README and all pages in one process, each with names of its own."""
     pages = [ROOT / "README.md", *PAGES]
-    pages = {page.relative_to(ROOT).as_posix(): "\n".join(python_blocks(page.read_text())) for page in pages}
+    pages = {
+        page.relative_to(ROOT).as_posix(): "\n".join(python_blocks(page.read_text()))
+        for page in pages
+    }
     pages = {name: code for name, code in pages.items() if code}
     assert len(pages) >= 7
     program = """
@@ -117,7 +135,8 @@ for name, code in json.load(sys.stdin).items():
         check=False,
     )
     assert done.returncode == 0, done.stdout[-500:] + done.stderr
-    assert done.stdout.count("8/8") >= 3  # README: three epochs of eight updates, as its comment says
+    # README: three epochs of eight updates, as its comment says
+    assert done.stdout.count("8/8") >= 3
 
 
 def test_the_course_page_lists_each_notebook_with_its_minutes():
@@ -125,7 +144,10 @@ def test_the_course_page_lists_each_notebook_with_its_minutes():
     notebooks = sorted((ROOT / "notebooks").glob("*.ipynb"))
     for path in notebooks:
         minutes = re.search(r"\*\*Time\*\*: (\d+) minutes", path.read_text()).group(1)
-        assert re.search(rf"\| \[{path.name[:2]} [^]]+\]\(\.\./notebooks/{path.name}\) \| {minutes} \| .+ \|", course)
+        assert re.search(
+            rf"\| \[{path.name[:2]} [^]]+\]\(\.\./notebooks/{path.name}\) \| {minutes} \| .+ \|",
+            course,
+        )
     assert sum(link.startswith("../notebooks/") for link in links(course)) == len(notebooks)
 
 
@@ -141,7 +163,9 @@ def test_the_published_table_is_the_committed_one():
     for k, b in ((1, 100), (5, 20), (10, 10), (20, 5)):
         [line] = [line for line in text.splitlines() if line.startswith(f"| {k} × {b} |")]
         found = {(r["method"], r["protocol"]): r for r in rows if r["accumulation_steps"] == str(k)}
-        cells = [f"{float(found[key]['mean']):.2f} ± {float(found[key]['std']):.2f}" for key in wanted]
+        cells = [
+            f"{float(found[key]['mean']):.2f} ± {float(found[key]['std']):.2f}" for key in wanted
+        ]
         first = found[wanted[0]]
         published = f"{first['published_mean']} ± {float(first['published_std']) + 1e-9:.2f}"
         cells = [published, *cells[:2], first["looks"], *cells[2:]]
@@ -151,7 +175,10 @@ def test_the_published_table_is_the_committed_one():
 @pytest.mark.parametrize("name", [name for name in STUDIES if name != "averaging"])
 def test_the_page_of_evidence_counts_the_claims_that_agree(name):
     text = (DOCS / "evidence.md").read_text()
-    holds = [claim["holds"] for claim in json.loads((ROOT / "data/results" / f"{name}.json").read_text())["claims"]]
+    holds = [
+        claim["holds"]
+        for claim in json.loads((ROOT / "data/results" / f"{name}.json").read_text())["claims"]
+    ]
     agree = "agrees" if sum(holds) == 1 else "agree"
     [line] = [line for line in text.splitlines() if f"| `gradlab reproduce {name}` |" in line]
     counted = re.sub(r" claims", "", line.split("|")[4].strip())
@@ -159,14 +186,22 @@ def test_the_page_of_evidence_counts_the_claims_that_agree(name):
     assert f"../data/results/{name}.png" in text
 
 
-@pytest.mark.parametrize(("repository", "found"), [("", ""), ("owner/name", "owner/name/blob/main/notebooks/x.ipynb")])
+@pytest.mark.parametrize(
+    ("repository", "found"), [("", ""), ("owner/name", "owner/name/blob/main/notebooks/x.ipynb")]
+)
 def test_badges_need_an_address(repository, found):
     source = (DOCS / "conf.py").read_text()
-    functions = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
+    functions = {
+        node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)
+    }
     names: dict = {}
     exec(ast.unparse(functions["badges"]), names)
     made = names["badges"]("notebooks/x.ipynb", repository)
-    assert bool(made) == bool(repository) and found in made and made.count("](https://") == 4 * bool(repository)
+    assert (
+        bool(made) == bool(repository)
+        and found in made
+        and made.count("](https://") == 4 * bool(repository)
+    )
 
 
 def test_the_comparison_links_every_row_to_a_test_of_gradlab():
@@ -180,4 +215,7 @@ def test_the_comparison_links_every_row_to_a_test_of_gradlab():
 def test_warnings_are_errors_in_the_build():
     makefile = (ROOT / "Makefile").read_text()
     assert "SPHINX := -m sphinx --fail-on-warning" in makefile
-    assert "$(SPHINX) -b html docs docs/_build/html" in makefile and "$(SPHINX) -b linkcheck" in makefile
+    assert (
+        "$(SPHINX) -b html docs docs/_build/html" in makefile
+        and "$(SPHINX) -b linkcheck" in makefile
+    )

@@ -41,7 +41,8 @@ ON_DEMAND = {
     ("auditing", "pytest_plugin.py"): {"pytest"},
     ("auditing", "trajectory_plot.py"): {"matplotlib"},
 }
-AUDITED = {"torch", "accelerate", "transformers", "lightning", "deepspeed", "jax", "optax"}  # by ready adapters
+# By ready adapters
+AUDITED = {"torch", "accelerate", "transformers", "lightning", "deepspeed", "jax", "optax"}
 MODULES = sorted((ROOT / "gradlab").rglob("*.py"))
 
 
@@ -51,10 +52,14 @@ def names(requirements: list[str]) -> set[str]:
 
 def test_the_packages_listed_are_the_folders():
     folders = {path.parent.relative_to(ROOT) for path in (ROOT / "gradlab").rglob("__init__.py")}
-    assert folders == {path.parent.relative_to(ROOT) for path in MODULES}  # no folder of modules lacks __init__.py
+    # No folder of modules lacks __init__.py
+    assert folders == {path.parent.relative_to(ROOT) for path in MODULES}
     packages = {".".join(folder.parts) for folder in folders}
     listed = PYPROJECT["tool"]["setuptools"]["packages"]
-    assert len(listed) == len(set(listed)) and set(listed) == packages | {"gradlab.data", "gradlab.course"}
+    assert len(listed) == len(set(listed)) and set(listed) == packages | {
+        "gradlab.data",
+        "gradlab.course",
+    }
 
 
 def test_the_core_is_small():
@@ -82,24 +87,34 @@ def third_party(path: pathlib.Path) -> set[str]:
 
 
 def undeclared(path: pathlib.Path) -> set[str]:
-    """The distributions that a module imports although neither its part of gradlab nor `ON_DEMAND` allows it."""
+    """The distributions that a module imports although neither its part of gradlab nor `ON_DEMAND`
+    allows it."""
     parts = path.relative_to(ROOT / "gradlab").parts
     allowed = CORE | LAB if parts[0] == "lab" else CORE
-    return third_party(path) - allowed - ON_DEMAND.get(parts, AUDITED if "adapters" in parts else set())
+    return (
+        third_party(path)
+        - allowed
+        - ON_DEMAND.get(parts, AUDITED if "adapters" in parts else set())
+    )
 
 
 def test_modules_import_only_what_is_declared():
-    """The helper uses the core only, the lab its extra as well. A few modules use more, on demand."""
-    faults = {str(path.relative_to(ROOT)): sorted(found) for path in MODULES if (found := undeclared(path))}
+    """The helper uses the core only, the lab its extra as well. A few modules use more, on
+    demand."""
+    faults = {
+        str(path.relative_to(ROOT)): sorted(found)
+        for path in MODULES
+        if (found := undeclared(path))
+    }
     assert len(MODULES) > 100 and not faults, faults
 
 
 def test_the_version_is_written_once():
     assert "version" in PYPROJECT["project"]["dynamic"] and "version" not in PYPROJECT["project"]
     assert PYPROJECT["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "gradlab.__version__"}
-    assert [path.name for path in MODULES if re.search(r"^__version__ = ", path.read_text(), flags=re.M)] == [
-        "__init__.py"
-    ]
+    assert [
+        path.name for path in MODULES if re.search(r"^__version__ = ", path.read_text(), flags=re.M)
+    ] == ["__init__.py"]
     assert "version" not in yaml.safe_load((ROOT / "CITATION.cff").read_text())
     newest = re.search(r"^## \[?(\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.M)
     assert newest.group(1) == gradlab.__version__
@@ -107,7 +122,8 @@ def test_the_version_is_written_once():
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory) -> pathlib.Path:
-    """The wheel of this working tree, built from a copy: setuptools writes into the folder that it builds from."""
+    """The wheel of this working tree, built from a copy: setuptools writes into the folder that it
+    builds from."""
     source = tmp_path_factory.mktemp("source")
     for folder in ("gradlab", "data", "notebooks"):
         ignored = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints")
@@ -115,8 +131,19 @@ def wheel(tmp_path_factory) -> pathlib.Path:
     for file in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / file, source)
     built = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-cache-dir"]
-    done = subprocess.run([*command, "--wheel-dir", built, source], capture_output=True, text=True, timeout=300)
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-cache-dir",
+    ]
+    done = subprocess.run(
+        [*command, "--wheel-dir", built, source], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     [path] = built.glob("*.whl")
     return path
@@ -136,12 +163,19 @@ def test_the_wheel_has_the_package_its_data_and_the_course_and_nothing_else(whee
         for path in (ROOT / "gradlab").rglob(pattern)
     }
     assert {"gradlab/__init__.pyi", "gradlab/lab/widget/one_update.js"} <= wanted
-    wanted |= {"gradlab/py.typed", "gradlab/data/mnist.npz", "gradlab/data/checksums.txt", "gradlab/data/README.md"}
+    wanted |= {
+        "gradlab/py.typed",
+        "gradlab/data/mnist.npz",
+        "gradlab/data/checksums.txt",
+        "gradlab/data/README.md",
+    }
     wanted |= {
         "gradlab/data/make_mnist.py",
         *(f"gradlab/data/results/{path.name}" for path in (ROOT / "data/results").glob("*.csv")),
     }
-    notebooks = [path.relative_to(ROOT / "notebooks") for path in (ROOT / "notebooks").rglob("*.ipynb")]
+    notebooks = [
+        path.relative_to(ROOT / "notebooks") for path in (ROOT / "notebooks").rglob("*.ipynb")
+    ]
     notebooks = [path for path in notebooks if ".ipynb_checkpoints" not in path.parts]
     assert len(notebooks) == 27
     wanted |= {f"gradlab/course/{path.as_posix()}" for path in notebooks}
@@ -152,7 +186,8 @@ def test_the_wheel_has_the_package_its_data_and_the_course_and_nothing_else(whee
     assert names([line for line in required if "extra ==" not in line]) == CORE
 
 
-# Only the core and what the core itself requires can be imported: the rest of the environment is as if not installed.
+# Only the core and what the core itself requires can be imported: the rest of the environment is as
+# if not installed.
 ONLY_THE_CORE = """
 import importlib.abc, importlib.metadata, sys
 from packaging.requirements import Requirement
@@ -221,7 +256,12 @@ def test_the_helper_works_with_the_core_alone(tmp_path):
     """A single experiment runs, too. A name that needs the extra "lab" says so in one sentence."""
     program = f"CORE = {CORE!r}\n{ONLY_THE_CORE}\n{HELPER}"
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     *said, last = done.stdout.splitlines()
@@ -233,15 +273,27 @@ def test_the_helper_works_with_the_core_alone(tmp_path):
         assert sentence.startswith(start) and sentence.removeprefix(start) in LAB_MODULES
 
 
-# The environment of the tests without its own gradlab: a path in a .pth file is added as it is, without the .pth files
-# in that folder, which would add the checkout.
+# The environment of the tests without its own gradlab: a path in a .pth file is added as it is,
+# without the .pth files in that folder, which would add the checkout.
 @pytest.fixture(scope="session")
 def installed(wheel, tmp_path_factory) -> pathlib.Path:
-    """The bin folder of an environment in which gradlab was installed from the wheel, without a checkout."""
+    """The bin folder of an environment in which gradlab was installed from the wheel, without a
+    checkout."""
     folder = tmp_path_factory.mktemp("installed") / "venv"
     venv.create(folder, with_pip=False, symlinks=True)
     python = folder / "bin" / "python"
-    command = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        wheel,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     [packages] = (folder / "lib").glob("python*/site-packages")
@@ -251,15 +303,27 @@ def installed(wheel, tmp_path_factory) -> pathlib.Path:
 
 @pytest.mark.slow
 def test_the_wheel_installed_in_an_empty_environment_opens_the_course(installed, tmp_path):
-    """`gradlab lab` copies the notebooks and serves them, a notebook's files are found, and Ctrl-C ends everything."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "JUPYTER"))}
+    """`gradlab lab` copies the notebooks and serves them, a notebook's files are found, and Ctrl-C
+    ends everything."""
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "JUPYTER"))
+    }
     environment |= {
-        "JUPYTERLAB_DIR": str(pathlib.Path(sys.prefix, "share", "jupyter", "lab")),  # JupyterLab's own page
+        # JupyterLab's own page
+        "JUPYTERLAB_DIR": str(pathlib.Path(sys.prefix, "share", "jupyter", "lab")),
         "JUPYTER_TOKEN": "test",
         "HOME": str(tmp_path / "home"),
     }
     run = functools.partial(
-        subprocess.run, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=True
+        subprocess.run,
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
     )
     assert run([installed / "gradlab", "--version"]).stdout == f"gradlab {gradlab.__version__}\n"
     program = (
@@ -268,7 +332,11 @@ def test_the_wheel_installed_in_an_empty_environment_opens_the_course(installed,
         "print((datasets.data_folder() / 'results' / 'reproduce.csv').is_file())"
     )
     home, examples, results = run([installed / "python", "-c", program]).stdout.split()
-    assert pathlib.Path(home).is_relative_to(installed.parent) and examples == "55000" and results == "True"
+    assert (
+        pathlib.Path(home).is_relative_to(installed.parent)
+        and examples == "55000"
+        and results == "True"
+    )
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -276,19 +344,25 @@ def test_the_wheel_installed_in_an_empty_environment_opens_the_course(installed,
     command = [installed / "gradlab", "lab", "course", "--no-browser", "--port", str(port)]
     log = tmp_path / "log"
     with log.open("w") as file:
-        job = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=file, stderr=file, start_new_session=True)
+        job = subprocess.Popen(
+            command, cwd=tmp_path, env=environment, stdout=file, stderr=file, start_new_session=True
+        )
     try:
         page, notebook = ("lab/tree/00_start_here.ipynb", "api/contents/00_start_here.ipynb")
         while True:
             assert job.poll() is None, log.read_text()
             try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/{notebook}?token=test", timeout=60) as answer:
+                with urllib.request.urlopen(
+                    f"http://127.0.0.1:{port}/{notebook}?token=test", timeout=60
+                ) as answer:
                     served = json.load(answer)
                 break
             except OSError:
                 time.sleep(0.2)
         assert served["type"] == "notebook" and served["content"]["cells"]
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{page}?token=test", timeout=60) as answer:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{port}/{page}?token=test", timeout=60
+        ) as answer:
             assert "jupyter" in answer.read().decode()
         os.killpg(job.pid, signal.SIGINT)  # as a terminal does
         assert job.wait(timeout=120) == 0, log.read_text()

@@ -19,7 +19,8 @@ EXTRAS = ("lab", "app", "cluster", "docs", "dev")  # what make and environment.y
 
 
 def wanted_of(*extras: str) -> list[Requirement]:
-    """What the core and these extras require. An extra may name another one, as in "gradlab[lab]"."""
+    """What the core and these extras require. An extra may name another one, as in
+    "gradlab[lab]"."""
     found = [Requirement(line) for line in PROJECT["dependencies"]]
     left, done = list(extras), set()
     while left:
@@ -57,7 +58,9 @@ def test_the_lowest_requirements_pin_every_lower_bound():
         [bound] = [each.version for each in wanted.specifier if each.operator == ">="]
         [version] = found[canonicalize_name(wanted.name)]
         # The lowest release that exists may be a little above the bound, such as 77.0.1 for >=77.
-        assert Version(version).release[: len(Version(bound).release)] == Version(bound).release, wanted.name
+        assert Version(version).release[: len(Version(bound).release)] == Version(bound).release, (
+            wanted.name
+        )
 
 
 def test_make_lock_names_the_extras_that_make_installs():
@@ -68,7 +71,9 @@ def test_make_lock_names_the_extras_that_make_installs():
     assert re.findall(r"--extra (\w+)", line) == ["test"] and "--resolution lowest-direct" in line
 
 
-@pytest.mark.parametrize(("file", "least"), [("requirements.txt", 100), ("requirements-lowest.txt", 40)])
+@pytest.mark.parametrize(
+    ("file", "least"), [("requirements.txt", 100), ("requirements-lowest.txt", 40)]
+)
 def test_every_requirement_has_hashes(file, least):
     text = (ROOT / file).read_text()
     entries = re.split(r"\n(?=[A-Za-z0-9])", text.split("\n", 2)[2])
@@ -95,9 +100,16 @@ def test_environment_yml_agrees_with_pyproject():
 
 def make(*arguments, folder, **environment) -> subprocess.CompletedProcess:
     # make test runs this under make: what that make tells its children is not for this one.
-    variables = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    variables = {
+        name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))
+    }
     return subprocess.run(
-        ["make", *arguments], cwd=folder, env=variables | environment, capture_output=True, text=True, timeout=60
+        ["make", *arguments],
+        cwd=folder,
+        env=variables | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
 
 
@@ -120,7 +132,9 @@ class TestMake:
     def test_a_missing_python_gets_one_sentence(self, checkout):
         done = make("lab", "PYTHON=python-that-is-not", folder=checkout)
         assert done.returncode == 2 and not (checkout / ".venv").exists()
-        assert done.stderr.startswith("gradlab: no 'python-that-is-not' found: install Python 3.11 to 3.13")
+        assert done.stderr.startswith(
+            "gradlab: no 'python-that-is-not' found: install Python 3.11 to 3.13"
+        )
 
     @pytest.mark.parametrize(("version", "text"), [((3, 10), "3.10"), ((3, 14), "3.14")])
     def test_another_python_gets_one_sentence(self, checkout, version, text):
@@ -129,13 +143,19 @@ class TestMake:
 shift; exec {sys.executable} -c "import sys; sys.version_info = {(*version, 0)}; exec(sys.argv[1])" "$@" """
         done = make("test", pretend(checkout, program), folder=checkout)
         assert done.returncode == 2 and not (checkout / ".venv").exists()
-        assert f"gradlab: needs Python 3.11 to 3.13, but '{checkout}/python' is Python {text}.0: install" in done.stderr
+        assert (
+            f"gradlab: needs Python 3.11 to 3.13, but '{checkout}/python' is Python {text}.0: "
+            "install" in done.stderr
+        )
 
     def test_a_python_without_venv_gets_one_sentence(self, checkout):
         program = f"""case "$2" in *ensurepip*) exit 1;; esac; exec {sys.executable} "$@" """
         done = make("lab", pretend(checkout, program), folder=checkout)
         assert done.returncode == 2 and not (checkout / ".venv").exists()
-        assert "has no venv module: install it, on Debian and Ubuntu with apt install python3-venv" in done.stderr
+        assert (
+            "has no venv module: install it, on Debian and Ubuntu with apt install python3-venv"
+            in done.stderr
+        )
 
     def test_a_ready_environment_is_used_at_once(self, checkout):
         (checkout / ".venv" / "bin").mkdir(parents=True)

@@ -1,4 +1,5 @@
-"""The structure of gradlab: imports, complexity, annotations, names. Every check is also tried on a planted fault."""
+"""The structure of gradlab: imports, complexity, annotations, names. Every check is also tried on a
+planted fault."""
 
 import textwrap
 
@@ -40,8 +41,8 @@ PRIVATE_NAMES = (
 )  # fmt: skip
 # The only modules that may use private parts of Keras and TensorFlow, and say why.
 INTERNALS = ("gradlab.training._keras_internals", "gradlab.drawing._tensorflow_internals")
-# `training.model` is the class behind gradlab.microbatched, `experiments.models` the table of networks. The packages
-# `experiments` and `methods` contain the modules `experiment` and `method`.
+# `training.model` is the class behind gradlab.microbatched, `experiments.models` the table of
+# networks. The packages `experiments` and `methods` contain the modules `experiment` and `method`.
 CLEAR_NAMES = (("model", "models"), ("experiment", "experiments"), ("method", "methods"))
 
 
@@ -52,7 +53,10 @@ def report(faults: list[str]) -> None:
 def test_the_package_was_read():
     assert {"gradlab.__init__", "gradlab.window", "gradlab.lab.experiments.run"} <= SOURCES.keys()
     graph = structure.import_graph(SOURCES, STUB)
-    assert "gradlab.averaging" in graph["gradlab.window"] and "gradlab.window" in graph["gradlab.training.update"]
+    assert (
+        "gradlab.averaging" in graph["gradlab.window"]
+        and "gradlab.window" in graph["gradlab.training.update"]
+    )
 
 
 def test_no_modules_import_each_other_in_a_circle():
@@ -75,7 +79,9 @@ def test_private_parts_of_keras_and_tensorflow_are_used_in_two_modules_only():
     checked = {name: text for name, text in SOURCES.items() if name not in INTERNALS}
     report(structure.foreign_private_names(checked, PRIVATE_PACKAGES, PRIVATE_NAMES))
     for name in INTERNALS:
-        assert structure.foreign_private_names({name: SOURCES[name]}, PRIVATE_PACKAGES, PRIVATE_NAMES)
+        assert structure.foreign_private_names(
+            {name: SOURCES[name]}, PRIVATE_PACKAGES, PRIVATE_NAMES
+        )
 
 
 def test_no_two_public_classes_have_the_same_name():
@@ -91,7 +97,10 @@ def test_no_module_names_differ_only_by_a_plural_s():
 
 def package(**modules: str) -> dict[str, str]:
     """Synthetic sources of a package `house`; two underscores in a name stand for a dot."""
-    sources = {"house.__init__": "", **{f"house.{n.replace('__', '.')}": text for n, text in modules.items()}}
+    sources = {
+        "house.__init__": "",
+        **{f"house.{n.replace('__', '.')}": text for n, text in modules.items()},
+    }
     return {name: textwrap.dedent(text) for name, text in sources.items()}
 
 
@@ -125,21 +134,32 @@ def test_a_planted_circle_of_three_and_one_within_a_package_are_found():
     assert structure.import_circles(structure.import_graph(nested)) == [
         "import circle: house.lab.one -> house.lab.two -> house.lab.one"
     ]
-    through_init = {**package(lab__one="from house.lab import thing"), "house.lab.__init__": "from .one import x"}
+    through_init = {
+        **package(lab__one="from house.lab import thing"),
+        "house.lab.__init__": "from .one import x",
+    }
     assert len(structure.import_circles(structure.import_graph(through_init))) == 1
 
 
 def test_a_planted_import_against_the_direction_is_found():
     wings = {"house": (), "house.measure": ("house",), "house.lab": ("house", "house.measure")}
-    clean = package(top="", measure__noise="import house.top", lab__run="from house.measure import noise")
+    clean = package(
+        top="", measure__noise="import house.top", lab__run="from house.measure import noise"
+    )
     assert structure.forbidden_imports(structure.import_graph(clean), wings) == []
     stub = "from .lab.run import Run as Run\nfrom .measure import noise as noise\n"
-    for text in ("import house.lab.run", "from house.lab import run", "import house\nx = house.Run()"):
+    for text in (
+        "import house.lab.run",
+        "from house.lab import run",
+        "import house\nx = house.Run()",
+    ):
         graph = structure.import_graph({**clean, "house.top": text}, stub)
         assert structure.forbidden_imports(graph, wings) == [
             "house.top must not import house.lab.run: house may import none"
         ]
-    graph = structure.import_graph({**clean, "house.top": "import house\nx = house.noise.scale()"}, stub)
+    graph = structure.import_graph(
+        {**clean, "house.top": "import house\nx = house.noise.scale()"}, stub
+    )
     assert structure.forbidden_imports(graph, wings) == [
         "house.top must not import house.measure.noise: house may import none"
     ]
@@ -152,7 +172,9 @@ def test_a_planted_import_against_the_direction_is_found():
         "    if x: ...\n" + "    elif x: ...\n" * 8 + "    else: ...\n",
         "    for i in x: ...\n    while x: ...\n    def g(): ...\n" * 3,
         "    try: ...\n    except A: ...\n    except B: ...\n    else: ...\n    finally: ...\n" * 3,
-        "    match x:\n" + "".join(f"        case {i}: ...\n" for i in range(9)) + "        case _: ...\n",
+        "    match x:\n"
+        + "".join(f"        case {i}: ...\n" for i in range(9))
+        + "        case _: ...\n",
     ],
 )
 def test_a_planted_complex_function_is_found(branches):
@@ -174,8 +196,14 @@ def test_a_planted_complex_function_is_found(branches):
         ("if True:\n    def f(x) -> None: ...", "house.a.f: no annotation for x"),
         ("class C:\n    def __init__(self, x): ...", "house.a.C.__init__: no annotation for x"),
         ("class C:\n    @property\n    def x(self): ...", "house.a.C.x: no annotation for return"),
-        ("class C:\n    @staticmethod\n    def x(y) -> int: ...", "house.a.C.x: no annotation for y"),
-        ("class C:\n    class D:\n        def x(self, y) -> int: ...", "house.a.C.D.x: no annotation for y"),
+        (
+            "class C:\n    @staticmethod\n    def x(y) -> int: ...",
+            "house.a.C.x: no annotation for y",
+        ),
+        (
+            "class C:\n    class D:\n        def x(self, y) -> int: ...",
+            "house.a.C.D.x: no annotation for y",
+        ),
     ],
 )
 def test_a_planted_missing_annotation_is_found(text, fault):
@@ -205,7 +233,10 @@ def test_private_functions_need_no_annotations():
         ("import keras\nkeras.src.losses", "keras.src"),
         ("import tensorflow.python.eager", "tensorflow.python.eager"),
         ("import tensorflow as tf\ntf.python.eager", "tf.python"),
-        ("def f(optimizer):\n    optimizer._all_reduce_sum_gradients = list", "_all_reduce_sum_gradients"),
+        (
+            "def f(optimizer):\n    optimizer._all_reduce_sum_gradients = list",
+            "_all_reduce_sum_gradients",
+        ),
         ("def f(model):\n    return model._flatten_layers()", "_flatten_layers"),
         ("def f(tensor):\n    return getattr(tensor, '_keras_mask', None)", "_keras_mask"),
         ("class C:\n    def f(self):\n        self._loss_tracker = None", "_loss_tracker"),
@@ -224,8 +255,12 @@ def test_private_names_of_the_package_may_be_used():
 
 
 def test_planted_names_that_collide_are_found():
-    sources = package(a="class Update: ...\nclass _Hidden: ...", lab__b="class Update: ...\nclass _Hidden: ...")
-    assert structure.repeated_class_names(sources) == ["class Update is defined in house.a and house.lab.b"]
+    sources = package(
+        a="class Update: ...\nclass _Hidden: ...", lab__b="class Update: ...\nclass _Hidden: ..."
+    )
+    assert structure.repeated_class_names(sources) == [
+        "class Update is defined in house.a and house.lab.b"
+    ]
     assert structure.repeated_class_names(package(a="class One: ...", b="class Two: ...")) == []
     similar = package(window="", training__windows="", lab__result="", lab__results="", other="")
     assert structure.confusable_modules(similar, (("result", "results"),)) == [

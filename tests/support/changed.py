@@ -1,11 +1,13 @@
-"""Runs the tests of the files that have changed since a commit, the last one unless another is named.
+"""Runs the tests of the files that have changed since a commit, the last one unless another is
+named.
 
     make test-changed
     python tests/support/changed.py [COMMIT]
 
-tests/ is laid out like gradlab/, so the tests of gradlab/a/b.py are tests/a/test_b.py, or all of tests/a/ if
-there is no such file. A changed test module runs itself, a module of tests/support/ runs the test modules that use it,
-and a changed notebook is compared with its outputs. Everything else is left to `make test`.
+tests/ is laid out like gradlab/, so the tests of gradlab/a/b.py are tests/a/test_b.py, or all of
+tests/a/ if there is no such file. A changed test module runs itself, a module of tests/support/
+runs the test modules that use it, and a changed notebook is compared with its outputs. Everything
+else is left to `make test`.
 """
 
 import re
@@ -18,7 +20,10 @@ from paths import ROOT
 def changed_files(commit: str) -> list[str]:
     """The files that differ from a commit, new ones included, as paths from the root."""
     listed = []
-    for command in (["diff", "--name-only", commit], ["ls-files", "--others", "--exclude-standard"]):
+    for command in (
+        ["diff", "--name-only", commit],
+        ["ls-files", "--others", "--exclude-standard"],
+    ):
         done = subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True)
         if done.returncode:
             sys.exit(f"COMMIT must be a commit of this repository. Received: {commit}")
@@ -45,13 +50,18 @@ def targets_of(file: str, test_files: list[str]) -> list[str]:
     layout = folder.replace("gradlab", "tests", 1)
     if f"{layout}/test_{stem}.py" in test_files:
         return [f"{layout}/test_{stem}.py"]
-    # The helper's own folder is the root of all tests: there, a module without a test module has none of its own.
-    return [] if layout == "tests" else [each for each in test_files if each.startswith(f"{layout}/")]
+    # The helper's own folder is the root of all tests: there, a module without a test module has
+    # none of its own.
+    return (
+        [] if layout == "tests" else [each for each in test_files if each.startswith(f"{layout}/")]
+    )
 
 
 def main(commit: str = "HEAD") -> int:
     """Runs the tests, and returns pytest's exit status."""
-    test_files = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "tests").rglob("test_*.py"))]
+    test_files = [
+        path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "tests").rglob("test_*.py"))
+    ]
     files = changed_files(commit)
     targets = dict.fromkeys(target for file in files for target in targets_of(file, test_files))
     if not targets:

@@ -32,7 +32,14 @@ class Classroom:
     def __init__(self, log: pathlib.Path, *options: str, port: int | None = None):
         self.port, self.log = port or free_port(), log
         self.hosts: set[str] = set()  # from which its pages have loaded anything
-        command = [sys.executable, "-m", "gradlab.lab.classroom", "--no-browser", f"--port={self.port}", *options]
+        command = [
+            sys.executable,
+            "-m",
+            "gradlab.lab.classroom",
+            "--no-browser",
+            f"--port={self.port}",
+            *options,
+        ]
         with log.open("ab") as file:
             self.process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
         until_up(lambda: listens(self.port), self.process, log)
@@ -59,22 +66,38 @@ class Classroom:
     def open(self, browser, query: str = ""):
         """A page that has begun to load."""
         page = new_page(browser, viewport={"width": 1280, "height": 800}, accept_downloads=True)
-        page.on("request", lambda request: self.hosts.add(urllib.parse.urlsplit(request.url).netloc))
+        page.on(
+            "request", lambda request: self.hosts.add(urllib.parse.urlsplit(request.url).netloc)
+        )
         page.goto(f"http://127.0.0.1:{self.port}/{query}", wait_until="domcontentloaded")
         return page
 
     def page(self, browser, query: str = "") -> Lab:
-        """A visitor's page with a lab. When none appears, the test says what the page and the server said."""
+        """A visitor's page with a lab. When none appears, the test says what the page and the
+        server said."""
         page = self.open(browser, query)
         said: list[str] = []
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
         page.on("requestfailed", lambda request: said.append(f"{request.url}: {request.failure}"))
-        page.on("response", lambda answer: answer.status >= 400 and said.append(f"{answer.url}: {answer.status}"))
+        page.on(
+            "response",
+            lambda answer: answer.status >= 400 and said.append(f"{answer.url}: {answer.status}"),
+        )
         try:
             page.locator(".gradlab-lab").wait_for()
         except PlaywrightTimeout:
-            pytest.fail("\n".join(["no lab. The page:", page.inner_text("body"), *said, "The server:", self.said()]))
+            pytest.fail(
+                "\n".join(
+                    [
+                        "no lab. The page:",
+                        page.inner_text("body"),
+                        *said,
+                        "The server:",
+                        self.said(),
+                    ]
+                )
+            )
         return Lab(page)
 
     def stop(self) -> None:
@@ -95,7 +118,8 @@ def classrooms(log: pathlib.Path) -> Iterator[Callable[..., Classroom]]:
     for server in running:
         server.stop()
         assert not server.kernels() and not server.trainers()
-        assert server.hosts <= {f"127.0.0.1:{server.port}", ""}  # "": data and blobs of the page itself
+        # "": data and blobs of the page itself
+        assert server.hosts <= {f"127.0.0.1:{server.port}", ""}
 
 
 def status_of(address: str) -> int:
@@ -121,4 +145,6 @@ def kernel_of(page: str) -> str:
 def channels(port: int, kernel: str, protocol: str | None = V1) -> websocket.WebSocket:
     """An open socket to a kernel."""
     address = f"ws://127.0.0.1:{port}/api/kernels/{kernel}/channels"
-    return websocket.create_connection(address, subprotocols=[protocol] if protocol else None, timeout=60)
+    return websocket.create_connection(
+        address, subprotocols=[protocol] if protocol else None, timeout=60
+    )

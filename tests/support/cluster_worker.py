@@ -26,7 +26,8 @@ worker = resolver.task_id if resolver is not None else None
 x = np.random.default_rng(0).normal(size=(37, 4)).astype("float32")
 y = np.argmax(x[:, :3], axis=1)
 
-functions = []  # the functions with a fixed signature that the Trainer compiles, to look at their graphs
+# The functions with a fixed signature that the Trainer compiles, to look at their graphs
+functions = []
 make_function = tf.function
 
 
@@ -47,9 +48,13 @@ def model(dropout):
 
 
 def collectives(function) -> list[str]:
-    """The types of all collective operations in the graph of a function, those of the functions it calls included."""
+    """The types of all collective operations in the graph of a function, those of the functions it
+    calls included."""
     definition = function.get_concrete_function().graph.as_graph_def()
-    nodes = [*definition.node, *(node for called in definition.library.function for node in called.node_def)]
+    nodes = [
+        *definition.node,
+        *(node for called in definition.library.function for node in called.node_def),
+    ]
     return sorted(node.op for node in nodes if "Collective" in node.op and "Group" not in node.op)
 
 
@@ -68,11 +73,15 @@ elif mode == "auto":  # worker 1 has less memory than worker 0
     mine = slice(None) if worker is None else slice(0, 9) if worker == 0 else slice(9, None)
 
     def apart(y, y_pred):  # an example's term depends on all others
-        drawn = tf.reduce_sum(tf.one_hot(tf.cast(tf.reshape(y, [-1]), tf.int32), 3) * y_pred, axis=-1)
+        drawn = tf.reduce_sum(
+            tf.one_hot(tf.cast(tf.reshape(y, [-1]), tf.int32), 3) * y_pred, axis=-1
+        )
         return tf.reduce_mean((y_pred - tf.reduce_mean(y_pred, 0)) ** 2) - tf.math.reduce_std(drawn)
 
     def automatic(loss, memory):
-        return gradlab.Trainer(network, optimizer, loss, "auto", strategy, memory=memory if worker == 1 else None)
+        return gradlab.Trainer(
+            network, optimizer, loss, "auto", strategy, memory=memory if worker == 1 else None
+        )
 
     try:
         if worker is not None:
@@ -98,7 +107,8 @@ else:
     def on_update(step):
         if (out / "die").exists() and worker == 1 and step.update == 5:
             (out / "die").unlink()
-            os.kill(os.getpid(), signal.SIGKILL)  # in the middle of the second epoch, two updates after a checkpoint
+            # In the middle of the second epoch, two updates after a checkpoint
+            os.kill(os.getpid(), signal.SIGKILL)
         if (out / "stop").exists() and worker == 1 and step.update == 4:
             (out / "stop").unlink()
             os.kill(os.getpid(), signal.SIGTERM)
@@ -107,9 +117,17 @@ else:
             signal.pause()  # until the test ends this process
 
     steps = trainer.fit(
-        data, 8, checkpoint_dir=out / "checkpoints", checkpoint_every=3, on_update=on_update, verbose=False
+        data,
+        8,
+        checkpoint_dir=out / "checkpoints",
+        checkpoint_every=3,
+        on_update=on_update,
+        verbose=False,
     )
     print("updates:", [step.update for step in steps])
 
 if not worker:
-    np.savez(out / "weights.npz", *[variable.numpy() for variable in (*network.variables, *optimizer.variables)])
+    np.savez(
+        out / "weights.npz",
+        *[variable.numpy() for variable in (*network.variables, *optimizer.variables)],
+    )

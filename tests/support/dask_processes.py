@@ -23,7 +23,9 @@ class DaskProcesses:
 
     def start(self) -> None:
         """Start all of them, at the same address as before."""
-        self.scheduler = self._run("scheduler", "--host=127.0.0.1", f"--port={self.port}", "--no-dashboard")
+        self.scheduler = self._run(
+            "scheduler", "--host=127.0.0.1", f"--port={self.port}", "--no-dashboard"
+        )
         until_up(lambda: listens(self.port), self.scheduler, self._folder / "dask.log", LIMIT)
         options = [self.address, "--nthreads=1", "--no-nanny", "--no-dashboard", "--host=127.0.0.1"]
         self.workers = [self._run("worker", *options, f"--name={i}") for i in range(self._count)]
@@ -36,5 +38,8 @@ class DaskProcesses:
     def _run(self, *command: str) -> subprocess.Popen:
         with (self._folder / "dask.log").open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "dask", *command], cwd=self._folder, stdout=log, stderr=subprocess.STDOUT
+                [sys.executable, "-m", "dask", *command],
+                cwd=self._folder,
+                stdout=log,
+                stderr=subprocess.STDOUT,
             )

@@ -2,7 +2,8 @@
 
     python tests/support/draw_diagrams.py NOTEBOOK ...
 
-JupyterLab draws the diagrams in a Chromium, and the SVG that it shows is stored beside the Mermaid source.
+JupyterLab draws the diagrams in a Chromium, and the SVG that it shows is stored beside the Mermaid
+source.
 """
 
 import json
@@ -69,7 +70,9 @@ def draw(paths: list[pathlib.Path]) -> None:
             set_setting(server, "notebook-extension:tracker", windowingMode="none")
             for path, notebook in notebooks.items():
                 found = diagrams(notebook)
-                for data, svg in zip(found, drawn(browser, server, path.name, len(found)), strict=True):
+                for data, svg in zip(
+                    found, drawn(browser, server, path.name, len(found)), strict=True
+                ):
                     data[SVG] = svg.splitlines(keepends=True)
                 text = json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
                 path.write_text(text, encoding="utf-8")

@@ -1,6 +1,8 @@
-"""Print by how many MiB one step of a model raises the peak memory: python evaluation_worker.py STEP MICROBATCH_SIZE
+"""Print by how many MiB one step of a model raises the peak memory: python evaluation_worker.py
+STEP MICROBATCH_SIZE
 
-STEP is evaluate, predict or fit (with validation data); a MICROBATCH_SIZE of 0 leaves the model as it is.
+STEP is evaluate, predict or fit (with validation data); a MICROBATCH_SIZE of 0 leaves the model as
+it is.
 """
 
 import sys

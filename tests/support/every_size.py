@@ -1,7 +1,9 @@
-"""Updates of one model for micro-batches of every size, with one trace: tracing takes nearly all the time of a test.
+"""Updates of one model for micro-batches of every size, with one trace: tracing takes nearly all
+the time of a test.
 
-`gradlab.microbatched` and `gradlab.Trainer` compute their updates with `WindowUpdate`, whose micro-batch size may be a
-variable. That update is what this tests. That `fit` and `step` hand their windows to it needs tests of its own.
+`gradlab.microbatched` and `gradlab.Trainer` compute their updates with `WindowUpdate`, whose
+micro-batch size may be a variable. That update is what this tests. That `fit` and `step` hand their
+windows to it needs tests of its own.
 """
 
 from typing import NamedTuple
@@ -45,9 +47,10 @@ class EverySize:
         optimizer: a Keras optimizer, created there too.
         loss: as for `keras.Model.compile`, or an `Objective`.
         loss_weights: as for `keras.Model.compile`.
-        strategy: a strategy of tf.distribute, whose replicas divide each window as those of a `Trainer` do. None: one
-            device.
-        **options: those of `WindowUpdate`, such as clip, norms, and in_flight, which is "auto" unless it is given.
+        strategy: a strategy of tf.distribute, whose replicas divide each window as those of a
+            `Trainer` do. None: one device.
+        **options: those of `WindowUpdate`, such as clip, norms, and in_flight, which is "auto"
+            unless it is given.
     """
 
     def __init__(self, model, optimizer, loss, loss_weights=None, strategy=None, **options):
@@ -63,26 +66,35 @@ class EverySize:
             if not optimizer.built:
                 optimizer.build(model.trainable_variables)
             self._size = tf.Variable(1, trainable=False)
-            self._update = WindowUpdate(model, optimizer, loss, self._size, **{"in_flight": "auto", **options})
+            self._update = WindowUpdate(
+                model, optimizer, loss, self._size, **{"in_flight": "auto", **options}
+            )
             if self._strategy.num_replicas_in_sync > 1:
                 self._update.prepare(())
 
     def __call__(self, size, windows):
-        """Makes one update from each window, beginning with the variables that the model and the optimizer had first.
+        """Makes one update from each window, beginning with the variables that the model and the
+        optimizer had first.
 
         Args:
             size: the examples of a micro-batch.
-            windows: a list of (x,), (x, y) or (x, y, sample_weight), each of any length: nests of arrays, or None.
+            windows: a list of (x,), (x, y) or (x, y, sample_weight), each of any length: nests of
+                arrays, or None.
 
         Returns:
             The `Updated`.
         """
-        windows = [map_tensors(tf.convert_to_tensor, (*window, None, None)[:3]) for window in windows]
+        windows = [
+            map_tensors(tf.convert_to_tensor, (*window, None, None)[:3]) for window in windows
+        ]
         functions = [self._function(window) for window in windows]
         for variable, value in self._start.values():
             variable.assign(value)
         self._size.assign(size)
-        outcomes = [self._local(function(tensors_of(window))) for function, window in zip(functions, windows)]
+        outcomes = [
+            self._local(function(tensors_of(window)))
+            for function, window in zip(functions, windows)
+        ]
         self._update.warn()
         return Updated(
             weights=self._model.get_weights(),
@@ -93,18 +105,22 @@ class EverySize:
 
     @property
     def traces(self):
-        """The number of times that the update was traced: once for each structure and type of a window."""
+        """The number of times that the update was traced: once for each structure and type of a
+        window."""
         return len(self._functions)
 
     def _function(self, window):
-        """The traced update for windows like this one, of any number of examples: a function (tensors) -> outcome."""
+        """The traced update for windows like this one, of any number of examples: a function
+        (tensors) -> outcome."""
         specs = map_tensors(spec_of, window)
         key = repr(specs)
         if key not in self._functions:
 
             def run(tensors):
                 rest = iter(tensors)
-                return self._strategy.run(self._on_replica, args=(map_tensors(lambda _: next(rest), specs),))
+                return self._strategy.run(
+                    self._on_replica, args=(map_tensors(lambda _: next(rest), specs),)
+                )
 
             with self._strategy.scope(), tf.variable_creator_scope(self._created_variable):
                 if self._strategy.num_replicas_in_sync == 1:
@@ -122,7 +138,9 @@ class EverySize:
 
     def _local(self, outcome):
         """The outcome on the first replica."""
-        return map_tensors(lambda one: self._strategy.experimental_local_results(one)[0].numpy(), outcome)
+        return map_tensors(
+            lambda one: self._strategy.experimental_local_results(one)[0].numpy(), outcome
+        )
 
     def _created_variable(self, next_creator, **options):
         """Creates a variable, and remembers it, because it must be set back as well."""
@@ -132,7 +150,8 @@ class EverySize:
 
 
 def windows_of(parts, batch_size, epochs=1):
-    """The batches of some epochs, in order, as `fit` makes them without shuffling; the last of each may be smaller.
+    """The batches of some epochs, in order, as `fit` makes them without shuffling; the last of each
+    may be smaller.
 
     Args:
         parts: (x,), (x, y) or (x, y, sample_weight): nests of arrays, or None.

@@ -1,11 +1,14 @@
-"""Python programs in processes of their own that do not import TensorFlow: they are forked from one that has done so.
+"""Python programs in processes of their own that do not import TensorFlow: they are forked from one
+that has done so.
 
-The import takes seconds, which most tests of a fresh process would pay again and again. `run`, `start` and
-`command` take what follows `python` on a command line. A program finds nothing of gradlab imported, and neither devices
-nor threads of TensorFlow started: the server imports TensorFlow and Keras, and runs no operation.
+The import takes seconds, which most tests of a fresh process would pay again and again. `run`,
+`start` and `command` take what follows `python` on a command line. A program finds nothing of
+gradlab imported, and neither devices nor threads of TensorFlow started: the server imports
+TensorFlow and Keras, and runs no operation.
 
-These tests start a real process: those of the start itself (its messages, what it imports, variables that TensorFlow
-or glibc reads then), of a process's memory, and of hashes or addresses, which all forked processes share.
+These tests start a real process: those of the start itself (its messages, what it imports,
+variables that TensorFlow or glibc reads then), of a process's memory, and of hashes or addresses,
+which all forked processes share.
 """
 
 import array
@@ -51,7 +54,8 @@ def start(*arguments, cwd=None, env=None):
 def command(*arguments):
     """A command that does what `python *arguments` does, for what starts processes by itself.
 
-    It is a small process that ends with the status of the forked one, which is killed if that small one ends first.
+    It is a small process that ends with the status of the forked one, which is killed if that small
+    one ends first.
     """
     if not FORKS:
         return [sys.executable, *arguments]
@@ -96,7 +100,8 @@ def _server():
     atexit.register(folder.cleanup)
     address = os.path.join(folder.name, "socket")
     log = pathlib.Path(folder.name, "log")
-    # The server ends when its standard input does: no other process holds the other end of that pipe.
+    # The server ends when its standard input does: no other process holds the other end of that
+    # pipe.
     with log.open("w") as errors:
         server = subprocess.Popen(
             [sys.executable, __file__, "server", address],
@@ -114,11 +119,16 @@ def _server():
 
 
 def _client(address, *arguments):
-    """Asks the server for a process with this one's files, folder and environment, and ends as that one does."""
+    """Asks the server for a process with this one's files, folder and environment, and ends as that
+    one does."""
     with socket.socket(socket.AF_UNIX) as line:
         line.connect(address)
-        request = json.dumps({"arguments": arguments, "cwd": os.getcwd(), "env": dict(os.environ)}).encode()
-        line.sendmsg([b"files"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))])
+        request = json.dumps(
+            {"arguments": arguments, "cwd": os.getcwd(), "env": dict(os.environ)}
+        ).encode()
+        line.sendmsg(
+            [b"files"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))]
+        )
         line.sendall(request + b"\n")
         answers = line.makefile("r")
         pid = int(answers.readline())
@@ -155,7 +165,8 @@ def _serve(address):
 
 
 def _guard(line):
-    """Forks the process that a client asks for, and tells its number and its status; kills it if the client ends."""
+    """Forks the process that a client asks for, and tells its number and its status; kills it if
+    the client ends."""
     _, files, _, _ = socket.recv_fds(line, len(b"files"), 3)
     request = json.loads(line.makefile().readline())
     alive, held = os.pipe()  # which ends with the process that holds it
@@ -178,7 +189,8 @@ def _guard(line):
 
 
 def _become(request, files):
-    """Takes over the client's files, folder and environment; returns the arguments of the program."""
+    """Takes over the client's files, folder and environment; returns the arguments of the
+    program."""
     os.setsid()
     for number, file in enumerate(files):
         os.dup2(file, number)

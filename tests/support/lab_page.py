@@ -1,10 +1,11 @@
 """Notebooks and labs on a page of a real browser: opening, pressing keys, waiting, reading.
 
-Every wait ends as soon as its condition holds. The deadline only ends a test that would wait forever.
+Every wait ends as soon as its condition holds. The deadline only ends a test that would wait
+forever.
 
-The page replaces its elements while a test looks at them. What is read is therefore read in one call,
-and read again (`until`) when the page may not have got there yet; a key is pressed again when the
-element was replaced before it heard the key (`press`).
+The page replaces its elements while a test looks at them. What is read is therefore read in one
+call, and read again (`until`) when the page may not have got there yet; a key is pressed again when
+the element was replaced before it heard the key (`press`).
 """
 
 import contextlib
@@ -35,14 +36,19 @@ FLAGS = [
     "--disable-sync",
 ]
 
-# No news, and no notebook is saved but by a test: a saved run is trusted, and shows widgets where others see pictures.
+# No news, and no notebook is saved but by a test: a saved run is trusted, and shows widgets where
+# others see pictures.
 SETTINGS = {
-    "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True},
+    "apputils-extension/notification": {
+        "fetchNews": "false",
+        "checkForUpdates": False,
+        "doNotDisturbMode": True,
+    },
     "docmanager-extension/plugin": {"autosave": False},
 }
 
-# The lab of notebook 00, and one whose runs take a fraction of a second. What is between them keeps the former out of
-# sight, where it trains nothing by itself.
+# The lab of notebook 00, and one whose runs take a fraction of a second. What is between them keeps
+# the former out of sight, where it trains nothing by itself.
 PAGE = (
     "import gradlab\ngradlab.setup(towers=2, seed=0)",
     "small = gradlab.AccumulationLab(updates=60, seeds=2)\nsmall.view.add_class('small')\nsmall",
@@ -54,13 +60,19 @@ PAGE = (
 LABS = (
     "import gradlab\ngradlab.setup(seed=0)",
     "one = gradlab.AccumulationLab(updates=60, seeds=2)\none.view.add_class('one')\none",
-    "two = gradlab.AccumulationLab(updates=60, seeds=2, seed=7, hide=('toy', 'cost'))\ntwo.view.add_class('two')\ntwo",
-    "wild = gradlab.AccumulationLab(optimizer='sgd', learning_rate=1e30, updates=60, hide=('toy', 'cost'))\n"
+    "two = gradlab.AccumulationLab(updates=60, seeds=2, seed=7, hide=('toy', "
+    "'cost'))\ntwo.view.add_class('two')\ntwo",
+    "wild = gradlab.AccumulationLab(optimizer='sgd', learning_rate=1e30, updates=60, hide=('toy', "
+    "'cost'))\n"
     "wild.view.add_class('wild')\nwild",
     "print('the kernel', 'is free')",
 )
 # One lab with all views, whose runs are hardly longer than their start.
-TOY = ("import gradlab\ngradlab.setup(seed=0)", "gradlab.AccumulationLab(updates=5, seeds=1)", LABS[-1])
+TOY = (
+    "import gradlab\ngradlab.setup(seed=0)",
+    "gradlab.AccumulationLab(updates=5, seeds=1)",
+    LABS[-1],
+)
 SIZE = {"width": 1280, "height": 1300}  # of a page
 
 FRAMES = """(count) => new Promise((done) => {
@@ -86,19 +98,26 @@ def until(condition, explain=lambda: "", seconds: float = DEADLINE) -> float:
     return time.monotonic() - began
 
 
-def until_up(is_up, process: subprocess.Popen, log: pathlib.Path, seconds: float = DEADLINE) -> None:
-    """Wait until a server is up. Fails at once, with what the server printed, when its process has ended."""
+def until_up(
+    is_up, process: subprocess.Popen, log: pathlib.Path, seconds: float = DEADLINE
+) -> None:
+    """Wait until a server is up. Fails at once, with what the server printed, when its process has
+    ended."""
     until(lambda: is_up() or process.poll() is not None, log.read_text, seconds)
-    assert process.poll() is None, f"the server ended with status {process.returncode}. {log.read_text()}"
+    assert process.poll() is None, (
+        f"the server ended with status {process.returncode}. {log.read_text()}"
+    )
 
 
 def frames(page, count: int = 2) -> None:
-    """Wait until the page has drawn this many frames: what it does on its own occasion has happened then."""
+    """Wait until the page has drawn this many frames: what it does on its own occasion has happened
+    then."""
     page.evaluate(FRAMES, count)
 
 
 def press(target, key: str) -> None:
-    """Press a key on an element once. An element that was replaced before it heard the key gets it again."""
+    """Press a key on an element once. An element that was replaced before it heard the key gets it
+    again."""
     from playwright.sync_api import Error
 
     event = "keyup" if key == "Space" else "keydown"  # a button reacts to Space when it is released
@@ -118,7 +137,8 @@ def press(target, key: str) -> None:
 
 
 def free_port() -> int:
-    """A TCP port that nothing listens on, and that no system gives to a program that asks for any port."""
+    """A TCP port that nothing listens on, and that no system gives to a program that asks for any
+    port."""
     while True:
         port = 10_000 + secrets.randbelow(20_000)
         with socket.socket() as free, contextlib.suppress(OSError):
@@ -136,16 +156,22 @@ def listens(port: int, address: str = "127.0.0.1") -> bool:
 def write_notebook(path: pathlib.Path, *sources: str) -> None:
     """Write a notebook of code cells."""
     cell = {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None}
-    cells = [cell | {"id": f"cell-{number}", "source": source} for number, source in enumerate(sources)]
+    cells = [
+        cell | {"id": f"cell-{number}", "source": source} for number, source in enumerate(sources)
+    ]
     kernel = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
     path.write_text(
-        json.dumps({"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5})
+        json.dumps(
+            {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+        )
     )
 
 
 def ask(server: str, path: str, method: str = "GET", **content) -> bytes:
     """Call JupyterLab's own interface over HTTP."""
-    request = urllib.request.Request(f"{server}/{path}", method=method, headers={"Authorization": f"token {TOKEN}"})
+    request = urllib.request.Request(
+        f"{server}/{path}", method=method, headers={"Authorization": f"token {TOKEN}"}
+    )
     if content:
         request.data = json.dumps(content).encode()
     with urllib.request.urlopen(request, timeout=DEADLINE) as answer:
@@ -169,12 +195,15 @@ def chromium_path() -> str | None:
 
 def launch(playwright):
     """A Chromium without a window."""
-    return playwright.chromium.launch(executable_path=chromium_path(), args=FLAGS, timeout=1000 * DEADLINE)
+    return playwright.chromium.launch(
+        executable_path=chromium_path(), args=FLAGS, timeout=1000 * DEADLINE
+    )
 
 
 @contextlib.contextmanager
 def jupyterlab(notebooks: pathlib.Path, home: pathlib.Path):
-    """A JupyterLab that serves a folder, with its own settings in an empty folder, on a free port: its address."""
+    """A JupyterLab that serves a folder, with its own settings in an empty folder, on a free port:
+    its address."""
     folders = {
         "JUPYTER_CONFIG_DIR": "config",
         "JUPYTER_DATA_DIR": "data",
@@ -188,7 +217,14 @@ def jupyterlab(notebooks: pathlib.Path, home: pathlib.Path):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(values))
     port = free_port()
-    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1", f"--port={port}"]
+    command = [
+        sys.executable,
+        "-m",
+        "jupyterlab",
+        "--no-browser",
+        "--ip=127.0.0.1",
+        f"--port={port}",
+    ]
     command += ["--ServerApp.port_retries=0", f"--IdentityProvider.token={TOKEN}"]
     command += [f"--ServerApp.root_dir={notebooks}"]
     command += ["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
@@ -241,7 +277,8 @@ def run_notebook(browser, server: str, notebook: str, ready: str, viewport=None)
 
 
 def choose_menu(page, menu: str, *items: str) -> None:
-    """Choose from JupyterLab's menu. A menu that was closed before its item could be clicked is opened again."""
+    """Choose from JupyterLab's menu. A menu that was closed before its item could be clicked is
+    opened again."""
     from playwright.sync_api import TimeoutError
 
     def chosen() -> bool:
@@ -288,7 +325,8 @@ def close(page) -> None:
 
 
 class Lab:
-    """A lab on the page. Parts are found by the CSS classes of its widgets, never by their labels."""
+    """A lab on the page. Parts are found by the CSS classes of its widgets, never by their
+    labels."""
 
     def __init__(self, page, root=".gradlab-lab"):
         self.page, self.root = page, page.locator(root).first
@@ -304,25 +342,30 @@ class Lab:
         return self.root.locator(f".gradlab-words-{view}").inner_text()
 
     def control(self, name: str):
-        return self.seen(self.root.locator(f".gradlab-{name}").locator("[role=slider], select, input").first)
+        return self.seen(
+            self.root.locator(f".gradlab-{name}").locator("[role=slider], select, input").first
+        )
 
     def seen(self, target):
         """A part of the lab, after opening what it may wait behind."""
         target.wait_for(state="attached")
         if not target.is_visible():
-            if not self.root.locator("button.gradlab-more.mod-active").count():  # otherwise it is being opened
+            # Otherwise it is being opened
+            if not self.root.locator("button.gradlab-more.mod-active").count():
                 press(self.root.locator("button.gradlab-more"), "Enter")
             target.wait_for()
         return target
 
     def press(self, name: str, key: str = "Enter") -> None:
         """Press a key on a button or a control: nothing here uses the mouse."""
-        self.root.locator(f".gradlab-{name}").first.wait_for(state="attached")  # `count` does not wait
+        # `count` does not wait
+        self.root.locator(f".gradlab-{name}").first.wait_for(state="attached")
         button = self.root.locator(f"button.gradlab-{name}")
         press(self.seen(button) if button.count() else self.control(name), key)
 
     def choose(self, name: str, option: str) -> None:
-        """Choose from a list by keyboard: its first letter, again and again, goes from name to name."""
+        """Choose from a list by keyboard: its first letter, again and again, goes from name to
+        name."""
 
         def chosen() -> bool:
             return self.control(name).locator("option:checked").inner_text() == option
@@ -343,10 +386,13 @@ class Lab:
 
     def pixels(self, view: str) -> str:
         """A view as drawn, pixel by pixel."""
-        return self.root.locator(f".gradlab-view-{view} canvas").evaluate("(canvas) => canvas.toDataURL()")
+        return self.root.locator(f".gradlab-view-{view} canvas").evaluate(
+            "(canvas) => canvas.toDataURL()"
+        )
 
     def computed(self, part: str, *names: str) -> list[str]:
-        """Computed styles of a part, read in one call: the page may replace the part between two."""
+        """Computed styles of a part, read in one call: the page may replace the part between
+        two."""
         return self.root.evaluate(
             """(lab, [part, names]) => {
                 const style = getComputedStyle(lab.querySelector(part));
@@ -370,12 +416,20 @@ class Lab:
 
 
 def use_by_keyboard(lab: Lab) -> None:
-    """Reach every control with Tab, and use a slider, a list, a checkbox and buttons, in any page that shows a lab."""
+    """Reach every control with Tab, and use a slider, a list, a checkbox and buttons, in any page
+    that shows a lab."""
     lab.control("method")  # with everything shown
     named = lab.root.locator("[data-control]:visible, button:visible:enabled")
     names = "(all) => all.map((each) => each.dataset.control ?? each.className)"
-    until(lambda: {"accumulation_steps", "method", "rerun", "budget"} <= set(named.evaluate_all(names)))
-    until(lambda: not not_reached(lab, set(named.evaluate_all(names))), lambda: f"{named.evaluate_all(names)}")
+    until(
+        lambda: (
+            {"accumulation_steps", "method", "rerun", "budget"} <= set(named.evaluate_all(names))
+        )
+    )
+    until(
+        lambda: not not_reached(lab, set(named.evaluate_all(names))),
+        lambda: f"{named.evaluate_all(names)}",
+    )
 
     lab.press("rerun", "Space")
     until(lambda: not lab.control("rerun").is_checked())
@@ -386,7 +440,8 @@ def use_by_keyboard(lab: Lab) -> None:
     lab.press("run", "Space")
     until(lambda: "seed 0" in lab.status(), lab.status)
     lab.press("stop")
-    until(lambda: lab.status().startswith(("stopped", "finished")), lab.status)  # it may end before the key comes
+    # It may end before the key comes
+    until(lambda: lab.status().startswith(("stopped", "finished")), lab.status)
     lab.press("pin")
     until(lambda: lab.pinned().count() == 1)
     lab.press("more", "Space")

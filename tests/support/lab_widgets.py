@@ -1,4 +1,5 @@
-"""Use an AccumulationLab as a reader of the page does: find its widgets by their CSS classes, and watch its threads."""
+"""Use an AccumulationLab as a reader of the page does: find its widgets by their CSS classes, and
+watch its threads."""
 
 import json
 import threading

@@ -1,7 +1,9 @@
-"""The large batch, as Keras itself computes it, and small models of every family to hold gradlab against it.
+"""The large batch, as Keras itself computes it, and small models of every family to hold gradlab
+against it.
 
-Keras' loss, one gradient of the whole batch, Keras' optimizer: nothing here uses gradlab. Gradients are made dense
-first, because Keras clips the rows of a sparse gradient one by one, which is another update than the mathematics says.
+Keras' loss, one gradient of the whole batch, Keras' optimizer: nothing here uses gradlab. Gradients
+are made dense first, because Keras clips the rows of a sparse gradient one by one, which is another
+update than the mathematics says.
 """
 
 import keras
@@ -14,7 +16,9 @@ OPTIMIZERS = {
     "sgd": lambda **kw: keras.optimizers.SGD(0.125, momentum=0.875, nesterov=True, **kw),
     "rmsprop": lambda **kw: keras.optimizers.RMSprop(0.0078125, **kw),
     "adam": lambda **kw: keras.optimizers.Adam(0.015625, epsilon=2.0**-10, **kw),
-    "adamw": lambda **kw: keras.optimizers.AdamW(0.015625, epsilon=2.0**-10, **{"weight_decay": 0.125, **kw}),
+    "adamw": lambda **kw: keras.optimizers.AdamW(
+        0.015625, epsilon=2.0**-10, **{"weight_decay": 0.125, **kw}
+    ),
     "adadelta": lambda **kw: keras.optimizers.Adadelta(0.5, epsilon=2.0**-10, **kw),
     "adagrad": lambda **kw: keras.optimizers.Adagrad(0.125, **kw),
     "adamax": lambda **kw: keras.optimizers.Adamax(0.015625, epsilon=2.0**-10, **kw),
@@ -22,7 +26,8 @@ OPTIMIZERS = {
     "nadam": lambda **kw: keras.optimizers.Nadam(0.015625, epsilon=2.0**-10, **kw),
     "ftrl": lambda **kw: keras.optimizers.Ftrl(0.125, **kw),
     "lamb": lambda **kw: keras.optimizers.Lamb(0.015625, epsilon=2.0**-10, **kw),
-    # Lion steps by the sign of a sum: where that is 0 but for rounding, two right answers differ. See the test.
+    # Lion steps by the sign of a sum: where that is 0 but for rounding, two right answers differ.
+    # See the test.
     "lion": lambda **kw: keras.optimizers.Lion(0.0078125, **kw),
 }
 
@@ -37,7 +42,8 @@ class LargeBatch(keras.Model):
             self.output_names = model.output_names
 
     def compile(self, *args, run_eagerly=True, **kwargs):
-        """Compiles as Keras does, but to run eagerly: the few updates of a test take less time than a trace."""
+        """Compiles as Keras does, but to run eagerly: the few updates of a test take less time than
+        a trace."""
         super().compile(*args, run_eagerly=run_eagerly, **kwargs)
 
     def call(self, inputs):
@@ -57,9 +63,12 @@ class LargeBatch(keras.Model):
 
 
 def dense():
-    """Regularization of kernels and of activity, weight by weight; a variable that the loss does not reach."""
+    """Regularization of kernels and of activity, weight by weight; a variable that the loss does
+    not reach."""
     inputs = keras.Input([4])
-    hidden = layers.Dense(5, "tanh", kernel_regularizer="l2", activity_regularizer="l1", name="hidden")(inputs)
+    hidden = layers.Dense(
+        5, "tanh", kernel_regularizer="l2", activity_regularizer="l1", name="hidden"
+    )(inputs)
     return keras.Model(inputs, layers.Dense(3, bias_regularizer="l1", name="logits")(hidden))
 
 
@@ -82,7 +91,10 @@ def two_by_two():
     image, word = keras.Input([4], name="image"), keras.Input([2], dtype="int32", name="word")
     words = layers.Flatten()(layers.Embedding(7, 3)(word))
     both = layers.Dense(4, "tanh")(layers.Concatenate()([image, words]))
-    outputs = {"kind": layers.Dense(3, name="kind")(both), "size": layers.Dense(1, name="size")(both)}
+    outputs = {
+        "kind": layers.Dense(3, name="kind")(both),
+        "size": layers.Dense(1, name="size")(both),
+    }
     return keras.Model({"image": image, "word": word}, outputs)
 
 
@@ -109,7 +121,10 @@ def masked_and_whole():
     """Two losses that divide by different things: one by tokens, one by texts."""
     inputs = keras.Input([5], dtype="int32")
     hidden = layers.Dense(3, "tanh")(layers.Embedding(7, 2, mask_zero=True)(inputs))
-    outputs = {"kind": layers.Dense(3, name="kind")(hidden), "size": layers.Dense(1, name="size")(hidden[:, 0])}
+    outputs = {
+        "kind": layers.Dense(3, name="kind")(hidden),
+        "size": layers.Dense(1, name="size")(hidden[:, 0]),
+    }
     return keras.Model(inputs, outputs)
 
 
@@ -141,7 +156,10 @@ def data(family: str, examples: int, seed: int = 0) -> tuple:
         "dense": (normal(4), labels),
         "convolutional": (normal(6, 6, 1), labels),
         "embedding": (ids, labels),
-        "two_by_two": ({"image": normal(4), "word": ids[:, :2]}, {"kind": labels, "size": normal(1)}),
+        "two_by_two": (
+            {"image": normal(4), "word": ids[:, :2]},
+            {"kind": labels, "size": normal(1)},
+        ),
         "shared": (normal(4), labels),
         "recurrent": (normal(5, 2), labels),
         "masked": (tokens, by_token),

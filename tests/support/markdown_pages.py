@@ -23,14 +23,21 @@ def python_blocks(text: str) -> list[str]:
 
 def headings(text: str) -> set[str]:
     """The anchors of a page's headings, as GitHub and MyST make them."""
-    titles = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.S | re.M), flags=re.M)
+    titles = re.findall(
+        r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.S | re.M), flags=re.M
+    )
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def broken_links(page: pathlib.Path, text: str | None = None) -> list[str]:
-    """The relative links of a page that name no file, no heading of a page, or no test of a module."""
+    """The relative links of a page that name no file, no heading of a page, or no test of a
+    module."""
     targets = links(page.read_text() if text is None else text)
-    return [link for link in targets if not re.match(r"https?://", link) and not _leads_somewhere(page, link)]
+    return [
+        link
+        for link in targets
+        if not re.match(r"https?://", link) and not _leads_somewhere(page, link)
+    ]
 
 
 def _leads_somewhere(page: pathlib.Path, link: str) -> bool:

@@ -1,4 +1,5 @@
-"""Trains the same model twice, as Keras does and through `microbatched`, and compares everything that can be seen."""
+"""Trains the same model twice, as Keras does and through `microbatched`, and compares everything
+that can be seen."""
 
 import contextlib
 
@@ -11,7 +12,8 @@ import gradlab
 
 @contextlib.contextmanager
 def eagerly():
-    """Runs every function without tracing it, which is most of the cost of a small model that trains a few batches."""
+    """Runs every function without tracing it, which is most of the cost of a small model that
+    trains a few batches."""
     tf.config.run_functions_eagerly(True)
     try:
         yield
@@ -20,13 +22,15 @@ def eagerly():
 
 
 def train(build, run, microbatch_size=None, eager=True, **prepare):
-    """Builds a model from a fixed seed, and runs a function of it, which returns what is to be compared, or None.
+    """Builds a model from a fixed seed, and runs a function of it, which returns what is to be
+    compared, or None.
 
     Args:
         build: a function () -> a Keras model.
         run: a function (model) -> a dict of arrays, or None. It compiles and trains.
         microbatch_size: None for the model as it is.
-        eager: whether the model as it is runs eagerly. Through micro-batches, it always runs as compiled.
+        eager: whether the model as it is runs eagerly. Through micro-batches, it always runs as
+            compiled.
 
     Returns:
         A dict of arrays: all weights by path, the optimizer's variables, and what run returned.
@@ -50,7 +54,8 @@ def history(fitted, name="history"):
 
 
 def differences(one, other, rtol, but=()):
-    """What differs between two results of `train`, as lines of text; names that contain a word of `but` may differ."""
+    """What differs between two results of `train`, as lines of text; names that contain a word of
+    `but` may differ."""
     if set(one) != set(other):
         return [f"only in one of them: {', '.join(sorted(set(one) ^ set(other)))}"]
     found = []
@@ -64,7 +69,8 @@ def differences(one, other, rtol, but=()):
             if not np.array_equal(expected, seen):
                 found.append(f"{name}: {expected}, {seen}")
         else:
-            # One scale for an array: where a gradient's parts cancel, an element's own size says nothing of rounding.
+            # One scale for an array: where a gradient's parts cancel, an element's own size says
+            # nothing of rounding.
             scale = max(np.max(np.abs(expected), initial=0), 1e-3 if "optimizer" in name else 1e-6)
             error = np.max(np.abs(np.asarray(seen, "float64") - expected), initial=0) / scale
             if not error <= rtol:

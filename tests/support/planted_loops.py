@@ -1,7 +1,8 @@
-"""Correct training loops, and loops with planted bugs, written as people write them, for the tests of the audit.
+"""Correct training loops, and loops with planted bugs, written as people write them, for the tests
+of the audit.
 
-They share nothing with `gradlab.auditing.rules` but the gradients: a loop here keeps a list of a window's gradients,
-and makes one of them in the end.
+They share nothing with `gradlab.auditing.rules` but the gradients: a loop here keeps a list of a
+window's gradients, and makes one of them in the end.
 """
 
 import itertools
@@ -26,20 +27,27 @@ NAMES = (
     "first_only", "last_only", "not_reset", "step_per_microbatch", "scaled_twice", "off_by_one", "nonfinite_poisons",
     "low_precision_sum",
 )  # fmt: skip
-PAIRS = [pair for pair in itertools.combinations(NAMES, 2) if not any(set(pair) <= set(row) for row in SWITCHES)]
+PAIRS = [
+    pair
+    for pair in itertools.combinations(NAMES, 2)
+    if not any(set(pair) <= set(row) for row in SWITCHES)
+]
 
 
-def planted(*bugs, dtype=np.float64, off_by_one="window", step_per_microbatch="mean", clipping="each"):
+def planted(
+    *bugs, dtype=np.float64, off_by_one="window", step_per_microbatch="mean", clipping="each"
+):
     """A loop with these bugs, as an adapter.
 
     Args:
         bugs: names of bugs.
         dtype: the type of gradients, sums and weights.
-        off_by_one: which count that bug concerns: "window", "schedule", or "early" and "late" for an update after
-            micro-batches 0, k, 2k, ...
-        step_per_microbatch: whether its gradient is a "mean", a "share" of the window's, or the window's so far
-            ("running").
-        clipping: whether that bug clips "each" micro-batch's gradient, the mean so far ("running"), or "never".
+        off_by_one: which count that bug concerns: "window", "schedule", or "early" and "late" for
+            an update after micro-batches 0, k, 2k, ...
+        step_per_microbatch: whether its gradient is a "mean", a "share" of the window's, or the
+            window's so far ("running").
+        clipping: whether that bug clips "each" micro-batch's gradient, the mean so far ("running"),
+            or "never".
     """
     has = set(bugs).__contains__
 
@@ -51,7 +59,8 @@ def planted(*bugs, dtype=np.float64, off_by_one="window", step_per_microbatch="m
         for epoch in problem.epochs:
             for number, microbatch in enumerate(epoch, start=1):
                 gradient = {
-                    name: value.astype(dtype) for name, value in problem.gradients(model, microbatch)[1].items()
+                    name: value.astype(dtype)
+                    for name, value in problem.gradients(model, microbatch)[1].items()
                 }
                 microbatches += 1
                 position += 1
@@ -77,7 +86,9 @@ def planted(*bugs, dtype=np.float64, off_by_one="window", step_per_microbatch="m
                     waiting.append((gradient, problem.size(microbatch), replica))
                 ends = position == size
                 if has("off_by_one") and off_by_one in ("early", "late"):
-                    ends = (number - 1) % (problem.k * problem.replicas) == 0 and (number > 1 or off_by_one == "early")
+                    ends = (number - 1) % (problem.k * problem.replicas) == 0 and (
+                        number > 1 or off_by_one == "early"
+                    )
                 if number == len(epoch) and not (has("tail_dropped") or has("tail_carried")):
                     ends = True
                 if not (ends or has("step_per_microbatch")):
@@ -92,7 +103,11 @@ def planted(*bugs, dtype=np.float64, off_by_one="window", step_per_microbatch="m
                         mean = clipped(mean, problem.clip_norm)
                     if not has("decay_per_microbatch"):
                         optimizer.decay(model, rate)
-                    count = microbatches if has("bias_correction_per_microbatch") else optimizer.steps + 1
+                    count = (
+                        microbatches
+                        if has("bias_correction_per_microbatch")
+                        else optimizer.steps + 1
+                    )
                     optimizer.step(model, mean, rate, count)
                 history.append({name: value.copy() for name, value in model.items()})
                 keeps = has("step_per_microbatch") and step_per_microbatch == "running" and not ends
@@ -104,7 +119,16 @@ def planted(*bugs, dtype=np.float64, off_by_one="window", step_per_microbatch="m
                 waiting, position = [], 0
         return history
 
-    train.supports = ("tokens", "clip_norm", "schedule", "momentum", "adam", "adamw", "replicas", "nonfinite")
+    train.supports = (
+        "tokens",
+        "clip_norm",
+        "schedule",
+        "momentum",
+        "adam",
+        "adamw",
+        "replicas",
+        "nonfinite",
+    )
     return train
 
 
@@ -124,13 +148,19 @@ def combined(window, problem, has, dtype):
     for (gradient, *_), share in zip(window, shares):
         for name, value in gradient.items():
             with np.errstate(over="ignore"):
-                summed[name] = (summed[name].astype(kind) + (factor * share * value).astype(kind)).astype(dtype)
+                summed[name] = (
+                    summed[name].astype(kind) + (factor * share * value).astype(kind)
+                ).astype(dtype)
     return summed
 
 
 def clipped(gradient, limit):
     norm = np.sqrt(sum(float(np.sum(np.square(value))) for value in gradient.values()))
-    return gradient if not limit or norm <= limit else {n: value * (limit / norm) for n, value in gradient.items()}
+    return (
+        gradient
+        if not limit or norm <= limit
+        else {n: value * (limit / norm) for n, value in gradient.items()}
+    )
 
 
 class Optimizer:
@@ -138,8 +168,12 @@ class Optimizer:
 
     def __init__(self, problem, dtype):
         self.problem, self.steps = problem, 0
-        self.first = {name: np.zeros(np.shape(value), dtype) for name, value in problem.weights.items()}
-        self.second = {name: np.zeros(np.shape(value), dtype) for name, value in problem.weights.items()}
+        self.first = {
+            name: np.zeros(np.shape(value), dtype) for name, value in problem.weights.items()
+        }
+        self.second = {
+            name: np.zeros(np.shape(value), dtype) for name, value in problem.weights.items()
+        }
 
     def decay(self, model, rate):
         for name in model:
@@ -156,5 +190,9 @@ class Optimizer:
                 self.first[name] = 0.9 * self.first[name] + 0.1 * value
                 self.second[name] = 0.999 * self.second[name] + 0.001 * value**2
                 corrected = np.sqrt(1 - 0.999**count) / (1 - 0.9**count)
-                change = corrected * self.first[name] / (np.sqrt(self.second[name]) + 1e-8 * np.sqrt(1 - 0.999**count))
+                change = (
+                    corrected
+                    * self.first[name]
+                    / (np.sqrt(self.second[name]) + 1e-8 * np.sqrt(1 - 0.999**count))
+                )
             model[name] = (model[name] - rate * change).astype(model[name].dtype)

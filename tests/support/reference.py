@@ -1,14 +1,24 @@
-"""An independent reference in NumPy, float64: a two-layer network, its gradients written by hand, and four optimizers.
+"""An independent reference in NumPy, float64: a two-layer network, its gradients written by hand,
+and four optimizers.
 
-It uses neither TensorFlow nor gradlab, so agreement with it is agreement with an independent computation.
+It uses neither TensorFlow nor gradlab, so agreement with it is agreement with an independent
+computation.
 """
 
 import numpy as np
 
-SHAPES = {"hidden/kernel": (4, 5), "hidden/bias": (5,), "logits/kernel": (5, 3), "logits/bias": (3,)}
+SHAPES = {
+    "hidden/kernel": (4, 5),
+    "hidden/bias": (5,),
+    "logits/kernel": (5, 3),
+    "logits/bias": (3,),
+}
 
-# Numbers that float32 represents exactly, because Keras and tf.compat.v1 round some hyperparameters to float32.
-HYPERPARAMETERS = dict(momentum=0.875, beta_1=0.875, beta_2=0.984375, epsilon=2.0**-10, weight_decay=2.0**-6)
+# Numbers that float32 represents exactly, because Keras and tf.compat.v1 round some hyperparameters
+# to float32.
+HYPERPARAMETERS = dict(
+    momentum=0.875, beta_1=0.875, beta_2=0.984375, epsilon=2.0**-10, weight_decay=2.0**-6
+)
 
 
 def initial_weights(seed: int = 0) -> dict[str, np.ndarray]:
@@ -67,6 +77,8 @@ class Trainer:
                     self.w[name] -= learning_rate * h["weight_decay"] * self.w[name]
                 self.m[name] = h["beta_1"] * self.m[name] + (1 - h["beta_1"]) * g
                 self.v[name] = h["beta_2"] * self.v[name] + (1 - h["beta_2"]) * g**2
-                rate = learning_rate * np.sqrt(1 - h["beta_2"] ** self.t) / (1 - h["beta_1"] ** self.t)
+                rate = (
+                    learning_rate * np.sqrt(1 - h["beta_2"] ** self.t) / (1 - h["beta_1"] ** self.t)
+                )
                 self.w[name] -= rate * self.m[name] / (np.sqrt(self.v[name]) + h["epsilon"])
         return loss

@@ -1,7 +1,8 @@
-"""Trains, evaluates and predicts with two micro-batches in flight and with one, and prints whether all is equal.
+"""Trains, evaluates and predicts with two micro-batches in flight and with one, and prints whether
+all is equal.
 
-The network is residual. It is trained in a process of its own, because TensorFlow's fused kernel crashes the process if
-gradlab does not keep TensorFlow from using it.
+The network is residual. It is trained in a process of its own, because TensorFlow's fused kernel
+crashes the process if gradlab does not keep TensorFlow from using it.
 """
 
 import gradlab

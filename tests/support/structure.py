@@ -1,7 +1,8 @@
-"""Checks of the package's structure. Each reads source text with `ast` and returns a list of faults, one per line.
+"""Checks of the package's structure. Each reads source text with `ast` and returns a list of
+faults, one per line.
 
-The sources are given as a dictionary from module names to text, so that every check can also be tried on small
-synthetic packages that contain a fault.
+The sources are given as a dictionary from module names to text, so that every check can also be
+tried on small synthetic packages that contain a fault.
 """
 
 import ast
@@ -14,7 +15,8 @@ BRANCHES = (*DEFINITIONS, ast.If, ast.For, ast.AsyncFor, ast.While, ast.ExceptHa
 
 
 def read_package(folder: Path) -> dict[str, str]:
-    """The text of all modules of a package by module name; `package.__init__` for a package itself."""
+    """The text of all modules of a package by module name; `package.__init__` for a package
+    itself."""
     return {
         ".".join(path.relative_to(folder.parent).with_suffix("").parts): path.read_text()
         for path in sorted(folder.rglob("*.py"))
@@ -57,7 +59,9 @@ def imports_of(name: str, text: str, modules: set[str], lazy: dict[str, str]) ->
             target = module_of(f"{lazy[member]}.{member}") or module_of(lazy[member])
         found.add(target or module_of(dotted))
 
-    package = name.removesuffix(".__init__") if name.endswith(".__init__") else name.rpartition(".")[0]
+    package = (
+        name.removesuffix(".__init__") if name.endswith(".__init__") else name.rpartition(".")[0]
+    )
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -71,7 +75,11 @@ def imports_of(name: str, text: str, modules: set[str], lazy: dict[str, str]) ->
             if base.split(".")[0] == root:
                 for alias in node.names:
                     add(base, alias.name)
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == root:
+        elif (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == root
+        ):
             add(root, node.attr)
     return {each for each in found if each is not None} - {name}
 
@@ -119,24 +127,32 @@ def forbidden_imports(graph: dict[str, set[str]], wings: dict[str, tuple[str, ..
         for target in sorted(targets):
             other = wing_of(target, wings)
             if other != wing and other not in wings[wing]:
-                faults.append(f"{name} must not import {target}: {wing} may import {', '.join(wings[wing]) or 'none'}")
+                faults.append(
+                    f"{name} must not import {target}: {wing} may import "
+                    f"{', '.join(wings[wing]) or 'none'}"
+                )
     return faults
 
 
 # ---- complexity ----
 
 
-def functions_of(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+def functions_of(
+    tree: ast.AST, prefix: str = ""
+) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     """All functions, nested ones included, each with its qualified name."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, DEFINITIONS):
             yield prefix + node.name, node
-        inner = f"{prefix}{node.name}." if isinstance(node, (*DEFINITIONS, ast.ClassDef)) else prefix
+        inner = (
+            f"{prefix}{node.name}." if isinstance(node, (*DEFINITIONS, ast.ClassDef)) else prefix
+        )
         yield from functions_of(node, inner)
 
 
 def complexity(function: ast.AST) -> int:
-    """McCabe's complexity, counted as by ruff's rule C901: 1, and 1 for each branch, loop and nested function."""
+    """McCabe's complexity, counted as by ruff's rule C901: 1, and 1 for each branch, loop and
+    nested function."""
     found = 1
     for node in ast.walk(function):
         if isinstance(node, ast.Try):
@@ -162,7 +178,8 @@ def too_complex(sources: dict[str, str], most: int) -> list[str]:
 
 
 def missing_annotations(sources: dict[str, str]) -> list[str]:
-    """Public functions, methods and constructors with a parameter or a result that is not annotated."""
+    """Public functions, methods and constructors with a parameter or a result that is not
+    annotated."""
     faults = []
     for name, text in sources.items():
         for node in ast.parse(text).body:
@@ -172,13 +189,25 @@ def missing_annotations(sources: dict[str, str]) -> list[str]:
 
 def _missing_in(node: ast.AST, prefix: str, in_class: bool = False) -> list[str]:
     if isinstance(node, (ast.If, ast.Try, ast.With)):
-        return [fault for inner in ast.iter_child_nodes(node) for fault in _missing_in(inner, prefix, in_class)]
+        return [
+            fault
+            for inner in ast.iter_child_nodes(node)
+            for fault in _missing_in(inner, prefix, in_class)
+        ]
     if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-        return [fault for inner in node.body for fault in _missing_in(inner, f"{prefix}.{node.name}", in_class=True)]
-    if not isinstance(node, DEFINITIONS) or (node.name.startswith("_") and node.name not in ("__init__", "__call__")):
+        return [
+            fault
+            for inner in node.body
+            for fault in _missing_in(inner, f"{prefix}.{node.name}", in_class=True)
+        ]
+    if not isinstance(node, DEFINITIONS) or (
+        node.name.startswith("_") and node.name not in ("__init__", "__call__")
+    ):
         return []
     parameters = [*node.args.posonlyargs, *node.args.args]
-    decorators = {decorator.id for decorator in node.decorator_list if isinstance(decorator, ast.Name)}
+    decorators = {
+        decorator.id for decorator in node.decorator_list if isinstance(decorator, ast.Name)
+    }
     if in_class and "staticmethod" not in decorators:
         parameters = parameters[1:]  # self or cls
     parameters += [*node.args.kwonlyargs, *filter(None, (node.args.vararg, node.args.kwarg))]
@@ -191,11 +220,13 @@ def _missing_in(node: ast.AST, prefix: str, in_class: bool = False) -> list[str]
 # ---- private parts of other libraries, and names ----
 
 
-def foreign_private_names(sources: dict[str, str], packages: tuple[str, ...], known: tuple[str, ...]) -> list[str]:
+def foreign_private_names(
+    sources: dict[str, str], packages: tuple[str, ...], known: tuple[str, ...]
+) -> list[str]:
     """Uses of the private parts of other libraries.
 
-    These are imports of the given packages, the known names as attributes, keywords or strings, and every attribute
-    with a leading underscore that the sources themselves do not define.
+    These are imports of the given packages, the known names as attributes, keywords or strings, and
+    every attribute with a leading underscore that the sources themselves do not define.
 
     Args:
         sources: the modules to check.
@@ -214,12 +245,20 @@ def foreign_private_names(sources: dict[str, str], packages: tuple[str, ...], kn
                 dotted = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
                 used = [each for each in dotted if _inside(each, packages)][:1]
             elif isinstance(node, ast.Attribute):
-                dotted, private = ast.unparse(node), node.attr.startswith("_") and not node.attr.endswith("__")
-                used = [node.attr] if private and node.attr not in own and dotted not in public else []
+                dotted, private = (
+                    ast.unparse(node),
+                    node.attr.startswith("_") and not node.attr.endswith("__"),
+                )
+                used = (
+                    [node.attr] if private and node.attr not in own and dotted not in public else []
+                )
                 used += [dotted] if dotted in packages else []
             elif isinstance(node, ast.Constant) and node.value in known:
                 used = [node.value]
-            faults += [f"{name}:{node.lineno} uses {each}, which is private to another library" for each in used]
+            faults += [
+                f"{name}:{node.lineno} uses {each}, which is private to another library"
+                for each in used
+            ]
     return faults
 
 
@@ -228,7 +267,8 @@ def _inside(dotted: str, packages: tuple[str, ...]) -> bool:
 
 
 def _defined_names(tree: ast.AST) -> set[str]:
-    """The names that a module defines: functions, classes, variables, fields, and attributes of self and cls."""
+    """The names that a module defines: functions, classes, variables, fields, and attributes of
+    self and cls."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, (*DEFINITIONS, ast.ClassDef)):
@@ -250,10 +290,16 @@ def repeated_class_names(sources: dict[str, str]) -> list[str]:
         for node in ast.parse(text).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(name)
-    return [f"class {each} is defined in {' and '.join(where)}" for each, where in places.items() if len(where) > 1]
+    return [
+        f"class {each} is defined in {' and '.join(where)}"
+        for each, where in places.items()
+        if len(where) > 1
+    ]
 
 
-def confusable_modules(sources: dict[str, str], allowed: tuple[tuple[str, str], ...] = ()) -> list[str]:
+def confusable_modules(
+    sources: dict[str, str], allowed: tuple[tuple[str, str], ...] = ()
+) -> list[str]:
     """Modules and packages whose names differ only by a plural s, wherever they are.
 
     Args:
@@ -263,7 +309,9 @@ def confusable_modules(sources: dict[str, str], allowed: tuple[tuple[str, str], 
     paths = {name.removesuffix(".__init__") for name in sources}
     faults = []
     for one, other in itertools.combinations(sorted(paths), 2):
-        short, long = sorted((one.split(".")[-1].strip("_"), other.split(".")[-1].strip("_")), key=len)
+        short, long = sorted(
+            (one.split(".")[-1].strip("_"), other.split(".")[-1].strip("_")), key=len
+        )
         if long == f"{short}s" and (short, long) not in allowed:
             faults.append(f"{one} and {other} differ only by a plural s")
     return faults

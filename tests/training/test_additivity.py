@@ -1,4 +1,5 @@
-"""Losses and variables that micro-batches cannot add up: found out, also where the first examples hide it."""
+"""Losses and variables that micro-batches cannot add up: found out, also where the first examples
+hide it."""
 
 import warnings
 from contextlib import nullcontext
@@ -21,7 +22,13 @@ W = tf.Variable(RNG.normal(size=(4, 1)).astype("float32"))
 
 def network(kind=keras.Sequential, **regularized):
     keras.utils.set_random_seed(0)
-    return kind([keras.Input([4]), keras.layers.Dense(3, **regularized), keras.layers.Dense(1, **regularized)])
+    return kind(
+        [
+            keras.Input([4]),
+            keras.layers.Dense(3, **regularized),
+            keras.layers.Dense(1, **regularized),
+        ]
+    )
 
 
 def fit(model, x, y, weights=None, loss="mse", epochs=1, said=None):
@@ -40,7 +47,9 @@ def pairs(labels, outputs):
 def test_a_loss_of_pairs_that_is_zero_for_the_first_examples():
     with pytest.raises(REFUSED, match="must be a mean over the examples"):
         fit(network(), X, LABELS, loss=pairs, said="mean")
-    step = tf.function(lambda x, y: gradlab.value_and_gradients(lambda y, x: pairs(y, x @ W), [W], (y, x), 4))
+    step = tf.function(
+        lambda x, y: gradlab.value_and_gradients(lambda y, x: pairs(y, x @ W), [W], (y, x), 4)
+    )
     with pytest.raises(REFUSED, match="loss must be a mean over the examples"):
         step(X, LABELS)
 
@@ -54,7 +63,8 @@ def test_one_number_for_a_batch_with_weights_of_which_the_first_are_equal(first)
     with pytest.raises(REFUSED, match="must be a mean over the examples"):
         fit(network(), X, Y, weights, loss=mean, said="mean")
     if first == 1:
-        fit(network(), X, Y, np.ones(20, "float32"), loss=mean, said="mean")  # equal ones change nothing
+        # Equal ones change nothing
+        fit(network(), X, Y, np.ones(20, "float32"), loss=mean, said="mean")
 
 
 def test_a_mean_that_becomes_a_sum():
@@ -80,7 +90,8 @@ def test_a_mean_that_becomes_a_sum():
 
 @pytest.mark.parametrize("becomes", [2, 3])
 def test_what_an_automatic_size_tries_does_not_count(becomes, monkeypatch):
-    """Of the updates, the first three do: the trials before them, on the same batch, must not use these up."""
+    """Of the updates, the first three do: the trials before them, on the same batch, must not use
+    these up."""
     factor = tf.Variable(0.0)
     tried = []
 
@@ -89,11 +100,21 @@ def test_what_an_automatic_size_tries_does_not_count(becomes, monkeypatch):
         return tf.reduce_mean(error) + factor * tf.reduce_sum(error)
 
     seconds = size_search.Trial._seconds
-    monkeypatch.setattr(size_search.Trial, "_seconds", lambda self, *args: tried.append(args) or seconds(self, *args))
+    monkeypatch.setattr(
+        size_search.Trial,
+        "_seconds",
+        lambda self, *args: tried.append(args) or seconds(self, *args),
+    )
     small = gradlab.microbatched(network(), "auto", batch_losses="mean")
     small.compile("sgd", loss)
-    changes = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: factor.assign(float(epoch == becomes)))
-    with pytest.raises(REFUSED, match="must be a mean over the examples") if becomes < 3 else nullcontext():
+    changes = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: factor.assign(float(epoch == becomes))
+    )
+    with (
+        pytest.raises(REFUSED, match="must be a mean over the examples")
+        if becomes < 3
+        else nullcontext()
+    ):
         small.fit(X, Y, batch_size=20, epochs=4, verbose=0, callbacks=[changes])
     assert len(tried) > 3 and int(small.optimizer.iterations) == (becomes if becomes < 3 else 4)
 
@@ -106,7 +127,12 @@ def test_what_an_automatic_size_tries_does_not_count(becomes, monkeypatch):
         lambda x: x @ W - tf.reduce_mean(x @ W),
         lambda x: x @ tf.transpose(x),
     ],
-    ids=["relates examples", "divides by the batch", "is centered", "has a column for each example"],
+    ids=[
+        "relates examples",
+        "divides by the batch",
+        "is centered",
+        "has a column for each example",
+    ],
 )
 def test_rows_that_depend_on_other_examples(rows):
     def loss(x):
@@ -129,16 +155,21 @@ class Assigns(keras.layers.Layer):
 
 def test_a_variable_that_is_assigned_from_the_examples_is_named_once():
     keras.utils.set_random_seed(0)
-    model = keras.Sequential([keras.Input([4]), Assigns(name="running"), keras.layers.BatchNormalization()])
+    model = keras.Sequential(
+        [keras.Input([4]), Assigns(name="running"), keras.layers.BatchNormalization()]
+    )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         fit(model, X, X, epochs=2)
-    found = [str(one.message) for one in caught if "is assigned from the examples" in str(one.message)]
+    found = [
+        str(one.message) for one in caught if "is assigned from the examples" in str(one.message)
+    ]
     assert len(found) == 1 and "running/variable is assigned" in found[0]
 
 
 class Regularized(keras.Sequential):
-    """Adds its regularization as `factor` says; a factor of None adds that of the first layer alone."""
+    """Adds its regularization as `factor` says; a factor of None adds that of the first layer
+    alone."""
 
     factor: float | None = 1.0
 
@@ -149,11 +180,15 @@ class Regularized(keras.Sequential):
         return error + self.factor * sum(self.losses)
 
 
-@pytest.mark.parametrize(("factor", "received"), [(0.1, "multiples of"), (None, "that of some weights only")])
+@pytest.mark.parametrize(
+    ("factor", "received"), [(0.1, "multiples of"), (None, "that of some weights only")]
+)
 def test_a_compute_loss_that_adds_its_regularization_otherwise(factor, received):
     model = network(Regularized, kernel_regularizer="l2")
     model.factor = factor
-    with pytest.raises(REFUSED, match=f"must add the regularization losses .* Received: {received}"):
+    with pytest.raises(
+        REFUSED, match=f"must add the regularization losses .* Received: {received}"
+    ):
         fit(model, X, Y, said="mean")
 
 
@@ -171,5 +206,7 @@ def test_a_regularizer_that_returns_an_array():
     for convert in (lambda model: model, lambda model: gradlab.microbatched(model, 4)):
         model = convert(network(kernel_regularizer=Squares()))
         model.compile("sgd", "mse")
-        histories.append(model.fit(X, Y, batch_size=20, epochs=2, verbose=0, shuffle=False).history["loss"])
+        histories.append(
+            model.fit(X, Y, batch_size=20, epochs=2, verbose=0, shuffle=False).history["loss"]
+        )
     np.testing.assert_allclose(histories[1], histories[0], rtol=1e-5)

@@ -1,4 +1,5 @@
-"""Variables that layers and losses assign without Keras, or inside loops: once per update, as in the large batch."""
+"""Variables that layers and losses assign without Keras, or inside loops: once per update, as in
+the large batch."""
 
 import keras
 import numpy as np
@@ -32,7 +33,9 @@ class Counts(keras.layers.Layer):
 
 
 def model_with(layer, *more):
-    return keras.Sequential([keras.Input([5, 4]), layer, *more, keras.layers.Flatten(), keras.layers.Dense(1)])
+    return keras.Sequential(
+        [keras.Input([5, 4]), layer, *more, keras.layers.Flatten(), keras.layers.Dense(1)]
+    )
 
 
 def fitted(loss="mse", evaluates=False, counter=None):
@@ -40,7 +43,11 @@ def fitted(loss="mse", evaluates=False, counter=None):
         model.compile(keras.optimizers.SGD(0.1), loss)
         found = history(model.fit(X, Y, validation_data=(X, Y) if evaluates else None, **FIT))
         calls = [layer.calls.numpy() for layer in model.layers if isinstance(layer, Counts)]
-        return found | {"calls": np.array(calls)} | ({"loss calls": counter.numpy()} if counter is not None else {})
+        return (
+            found
+            | {"calls": np.array(calls)}
+            | ({"loss calls": counter.numpy()} if counter is not None else {})
+        )
 
     return run
 
@@ -61,7 +68,9 @@ def test_a_counter_of_a_layer_that_adds_a_loss_and_of_a_loss_over_the_whole_batc
 
     whole = gradlab.WholeBatch(lambda y, y_pred: tf.reduce_mean(y - y_pred) ** 2)
     assert_equal(lambda: model_with(Adds()), fitted(), 3, batch_losses="mean")
-    plain = train(lambda: model_with(Counts()), fitted(lambda y, y_pred: tf.reduce_mean(y - y_pred) ** 2))
+    plain = train(
+        lambda: model_with(Counts()), fitted(lambda y, y_pred: tf.reduce_mean(y - y_pred) ** 2)
+    )
     small = train(lambda: model_with(Counts()), fitted(whole), 3)
     np.testing.assert_allclose(small["history loss"], plain["history loss"], rtol=1e-5)
     assert small["calls"] == plain["calls"] == 6
@@ -95,7 +104,9 @@ def test_what_depends_on_the_examples_is_named():
 
     model = gradlab.microbatched(model_with(Remembers()), 3)
     model.compile("sgd", "mse")
-    with pytest.warns(UserWarning, match="AssignVariableOp is assigned from the examples in a forward pass"):
+    with pytest.warns(
+        UserWarning, match="AssignVariableOp is assigned from the examples in a forward pass"
+    ):
         model.fit(X, Y, **FIT)
 
 
@@ -127,7 +138,9 @@ class Mapped(keras.layers.Layer):
 
     def call(self, x, training=False):
         mapped = tf.map_fn(lambda row: self.drop(row, training=training), x)
-        return tf.cond(tf.reduce_sum(x) > -1e9, lambda: self.drop(mapped, training=training), lambda: mapped)
+        return tf.cond(
+            tf.reduce_sum(x) > -1e9, lambda: self.drop(mapped, training=training), lambda: mapped
+        )
 
 
 LOOPS = {
@@ -168,9 +181,13 @@ def test_refused_where_it_cannot_be_undone(size, two_devices):
         model.compile("sgd", "mse")
     else:
         with two_devices.scope():
-            model = gradlab.microbatched(model_with(keras.layers.RNN(Noisy(), return_sequences=True)), size)
+            model = gradlab.microbatched(
+                model_with(keras.layers.RNN(Noisy(), return_sequences=True)), size
+            )
             model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="^Layers and losses must assign their variables with Keras"):
+    with pytest.raises(
+        ValueError, match="^Layers and losses must assign their variables with Keras"
+    ):
         model.fit(X, Y, **FIT)
 
 

@@ -1,4 +1,5 @@
-"""microbatch_size="auto": what is chosen, that it changes nothing else, and that a window survives when memory ends."""
+"""microbatch_size="auto": what is chosen, that it changes nothing else, and that a window survives
+when memory ends."""
 
 import functools
 import inspect
@@ -31,7 +32,8 @@ layers = keras.layers
 
 
 class Fails(keras.layers.Layer):
-    """Runs out of memory in the calls whose numbers are in `at`; the calls of all objects in graphs count together."""
+    """Runs out of memory in the calls whose numbers are in `at`; the calls of all objects in graphs
+    count together."""
 
     calls, at = 0, ()
 
@@ -113,7 +115,8 @@ def choosing(monkeypatch, size):
 
 
 def set_back(monkeypatch, model):
-    """A function (values) that gives a model of an automatic size these values, and micro-batches of 4.
+    """A function (values) that gives a model of an automatic size these values, and micro-batches
+    of 4.
 
     Steps are traced once for each size, however often the size is set back.
     """
@@ -158,7 +161,9 @@ def wide():
     """A model whose activations take 4 MiB for each example, and its weights next to nothing."""
     keras.utils.set_random_seed(0)
     middle = [layers.Conv2D(16, 3, padding="same", activation="tanh") for _ in range(4)]
-    return keras.Sequential([keras.Input([128, 128, 3]), *middle, layers.GlobalAveragePooling2D(), layers.Dense(1)])
+    return keras.Sequential(
+        [keras.Input([128, 128, 3]), *middle, layers.GlobalAveragePooling2D(), layers.Dense(1)]
+    )
 
 
 def test_the_size_fits_the_memory():
@@ -169,14 +174,19 @@ def test_the_size_fits_the_memory():
     model.fit(x, y, batch_size=32, verbose=0)
     assert model.microbatch_size <= 8 and planned.largest(memory / 1.16) >= 8
     with pytest.raises(
-        ValueError, match=r"^memory must be at least \d+ MiB for micro-batches of one example; .*1 MiB$"
+        ValueError,
+        match=r"^memory must be at least \d+ MiB for micro-batches of one example; .*1 MiB$",
     ):
         prepared(wide(), "auto", MEBIBYTE).fit(x, y, verbose=0)
     best = size_search.times_planned()[1]
-    one, two = (best * plan(wide(), "mse", "adam", (x[:1], y[:1]), in_flight=k).total(1) for k in (1, 2))
+    one, two = (
+        best * plan(wide(), "mse", "adam", (x[:1], y[:1]), in_flight=k).total(1) for k in (1, 2)
+    )
     model = gradlab.microbatched(wide(), "auto", memory=(one + two) / 2, in_flight=2)
     model.compile("adam", "mse")
-    with pytest.raises(ValueError, match=f"^memory must be at least {math.ceil(two / MEBIBYTE)} MiB"):
+    with pytest.raises(
+        ValueError, match=f"^memory must be at least {math.ceil(two / MEBIBYTE)} MiB"
+    ):
         model.fit(x, y, batch_size=32, verbose=0)
 
 
@@ -189,7 +199,9 @@ def test_the_search_stops_where_smaller_is_slower(monkeypatch):
         return seconds[size]
 
     monkeypatch.setattr(size_search.Trial, "_seconds", time)
-    monkeypatch.setattr(size_search.Trial, "__init__", lambda self: vars(self).update(_examples=32, _in_flight=2))
+    monkeypatch.setattr(
+        size_search.Trial, "__init__", lambda self: vars(self).update(_examples=32, _in_flight=2)
+    )
     assert size_search.Trial().fastest([32, 16, 8, 4, 2]) == 16  # 8 is hardly faster
     assert tried == {32, 16, 8, 4}
     seconds[16] = 0.96
@@ -208,7 +220,8 @@ def failing(size, in_flight=1, **compiled):
 
 @functools.cache
 def two_windows_each_of_4_and_of_2():
-    """The data, and what a model has and says after two windows in micro-batches of 4, and after two more of 2."""
+    """The data, and what a model has and says after two windows in micro-batches of 4, and after
+    two more of 2."""
     x, y = rows(68), rows(68, 2, seed=1)
     model = failing(4)
     model.fit(x[:34], y[:34], batch_size=17, verbose=0, shuffle=False)
@@ -235,7 +248,9 @@ def test_a_window_that_runs_out_of_memory_is_computed_again_with_half_the_size(m
             with pytest.warns(UserWarning, match=HALVED):
                 found = auto.fit(x[34:], y[34:], batch_size=17, verbose=0, shuffle=False).history
             assert auto.microbatch_size == 2, case
-            assert auto.microbatch_choice == "gradlab: micro-batches of 2: memory ran out with 4", case
+            assert auto.microbatch_choice == "gradlab: micro-batches of 2: memory ran out with 4", (
+                case
+            )
             assert found == history and int(auto.optimizer.iterations) == 4, case
             has_bits(auto, expected, case)
 
@@ -245,7 +260,8 @@ def test_several_windows_may_run_out_of_memory(monkeypatch):
     x, y = rows(51), rows(51, 2, seed=1)
     auto, fixed = (prepared(network(Fails()), size) for size in ("auto", 4))
     auto.fit(x[:17], y[:17], batch_size=17, verbose=0, shuffle=False)
-    Fails.at = (Fails.calls + 2, Fails.calls + 2 + 9 + 1)  # in the second window, and in the third one
+    # In the second window, and in the third one
+    Fails.at = (Fails.calls + 2, Fails.calls + 2 + 9 + 1)
     with pytest.warns(UserWarning, match="^Memory ran out"):
         auto.fit(x[17:], y[17:], batch_size=17, verbose=0, shuffle=False)
     for size, part in ((4, slice(17)), (2, slice(17, 34)), (1, slice(34, 51))):
@@ -291,16 +307,24 @@ def test_a_dataset_that_runs_out_of_memory_is_an_error(monkeypatch):
     def fetched(i, x, y):
         return x + tf.ensure_shape(tf.numpy_function(third, [i], tf.float32), []), y
 
-    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(17).enumerate().map(lambda i, xy: fetched(i, *xy))
+    data = (
+        tf.data.Dataset.from_tensor_slices((x, y))
+        .batch(17)
+        .enumerate()
+        .map(lambda i, xy: fetched(i, *xy))
+    )
     auto = prepared(network(), "auto")
-    with pytest.raises(MemoryError, match="^memory must hold a batch of the dataset. Received: one with which"):
+    with pytest.raises(
+        MemoryError, match="^memory must hold a batch of the dataset. Received: one with which"
+    ):
         auto.fit(data, verbose=0)
     assert int(auto.optimizer.iterations) == 2 and auto.microbatch_size == 4
 
 
 @pytest.mark.parametrize("how", ["an error", "the keyboard"])
 def test_what_ends_a_step_in_another_way_is_no_news_for_the_next_one(how, monkeypatch):
-    """A step that ends after it has fetched its batch: the next one neither repeats that batch nor gives up."""
+    """A step that ends after it has fetched its batch: the next one neither repeats that batch nor
+    gives up."""
     choosing(monkeypatch, 4)
     x, y = rows(17), rows(17, 2, seed=1)
     fails_at = {"number": 2, "fetch": None}
@@ -328,7 +352,12 @@ def test_what_ends_a_step_in_another_way_is_no_news_for_the_next_one(how, monkey
 
         return x + tf.ensure_shape(tf.numpy_function(fetch, [i], tf.float32), []), y
 
-    data = tf.data.Dataset.from_tensors((x, y)).repeat(3).enumerate().map(lambda i, xy: fetched(i, *xy))
+    data = (
+        tf.data.Dataset.from_tensors((x, y))
+        .repeat(3)
+        .enumerate()
+        .map(lambda i, xy: fetched(i, *xy))
+    )
     auto = prepared(network(Fails(), Ends()), "auto")
     with pytest.raises((tf.errors.OpError, KeyboardInterrupt)):
         auto.fit(data, verbose=0)
@@ -385,7 +414,11 @@ def test_what_cannot_be_computed_again_is_an_error(monkeypatch):
             def fail():
                 raise MemoryError
 
-            super().update_step(gradient + tf.ensure_shape(tf.numpy_function(fail, [], tf.float32), []), variable, 0.1)
+            super().update_step(
+                gradient + tf.ensure_shape(tf.numpy_function(fail, [], tf.float32), []),
+                variable,
+                0.1,
+            )
 
     model = gradlab.microbatched(network(), "auto")
     model.compile(FailsToApply(0.1), "mse")
@@ -395,7 +428,10 @@ def test_what_cannot_be_computed_again_is_an_error(monkeypatch):
 
     always = prepared(network(Fails()), "auto")
     Fails.at = range(1000)
-    with pytest.raises(MemoryError, match=r"^memory must hold a micro-batch of one example; .* Received: one example"):
+    with pytest.raises(
+        MemoryError,
+        match=r"^memory must hold a micro-batch of one example; .* Received: one example",
+    ):
         always.fit(rows(8), rows(8, 2), batch_size=8, verbose=0)
     Fails.at = ()
     before = [variable.numpy() for variable in always.variables]
@@ -414,18 +450,23 @@ def test_prediction_with_as_many_in_flight_as_gradlab_chooses():
         if fitted:
             small.fit(x, rows(20, 2), verbose=0)
             plain.set_weights(small.get_weights())
-        np.testing.assert_allclose(small.predict(x, verbose=0), plain.predict(x, verbose=0), rtol=1e-5)
+        np.testing.assert_allclose(
+            small.predict(x, verbose=0), plain.predict(x, verbose=0), rtol=1e-5
+        )
 
 
 def test_it_works_wherever_keras_does(monkeypatch):
-    """Evaluation and prediction first, datasets of unknown size, several steps per execution, eager steps."""
+    """Evaluation and prediction first, datasets of unknown size, several steps per execution, eager
+    steps."""
     x, y = rows(50), rows(50, 2, seed=1)
     model, plain = prepared(network(), "auto"), network()
     plain.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
     np.testing.assert_allclose(
         model.evaluate(x, y, batch_size=50, verbose=0), plain.evaluate(x, y, verbose=0), rtol=1e-5
     )
-    np.testing.assert_allclose(model.predict(x, batch_size=50, verbose=0), plain.predict(x, verbose=0), rtol=1e-5)
+    np.testing.assert_allclose(
+        model.predict(x, batch_size=50, verbose=0), plain.predict(x, verbose=0), rtol=1e-5
+    )
     assert model.microbatch_size is None
 
     def batches():
@@ -474,14 +515,21 @@ def test_two_replicas(two_devices, capsys):
         history = model.fit(x, y, batch_size=16, epochs=2, verbose=2, shuffle=False).history
         assert model.microbatch_size == 8  # of each replica
         trained[size] = [*(v.numpy() for v in model.variables), history["loss"], history["mae"]]
-    assert capsys.readouterr().out.count("gradlab: micro-batches of 8, 1 in flight: the whole batch, which fits") == 1
+    assert (
+        capsys.readouterr().out.count(
+            "gradlab: micro-batches of 8, 1 in flight: the whole batch, which fits"
+        )
+        == 1
+    )
     for one, other in zip(trained["auto"], trained[8]):
         assert np.array_equal(one, other)
     with two_devices.scope():
         model = prepared(network(), "auto", 60 * MEBIBYTE)
     planned = plan(network(), "mse", keras.optimizers.Adam(), (x[:1], y[:1])).total(1)
     least = math.ceil(size_search.times_planned()[1] * 2 * planned / MEBIBYTE)
-    with pytest.raises(ValueError, match=f"^memory must be at least {least} MiB for .* Received: 60 MiB$"):
+    with pytest.raises(
+        ValueError, match=f"^memory must be at least {least} MiB for .* Received: 60 MiB$"
+    ):
         model.fit(x, y, batch_size=16, verbose=0)
 
 
@@ -509,13 +557,17 @@ ONE = r"a micro-batch of one example"
 
 def test_loops_hide_their_memory_and_sizes_are_tried(monkeypatch):
     tried, taken = [], size_search.Trial._taken
-    monkeypatch.setattr(size_search.Trial, "_taken", lambda self, size: tried.append(size) or taken(self, size))
+    monkeypatch.setattr(
+        size_search.Trial, "_taken", lambda self, size: tried.append(size) or taken(self, size)
+    )
     model = prepared(recurrent(), "auto", 500 * MEBIBYTE)
     data = np.ones([30, 5, 3], "float32"), rows(30, 2)
     model.fit(*data, batch_size=30, verbose=0)
     assert tried == [1, 2, 4, 8, 15, 30] and model.microbatch_size in tried
     short = prepared(recurrent(), "auto", MEBIBYTE / 2**9)
-    with pytest.raises(ValueError, match=rf"^memory must be at least \d+ MiB for {ONE}; mixed .* Received: 0 MiB$"):
+    with pytest.raises(
+        ValueError, match=rf"^memory must be at least \d+ MiB for {ONE}; mixed .* Received: 0 MiB$"
+    ):
         short.fit(*data, batch_size=30, verbose=0)
     assert short.microbatch_size is None and int(short.optimizer.iterations) == 0
     short.evaluate(*data, verbose=0)
@@ -535,7 +587,12 @@ def test_a_trial_that_takes_more_than_is_planned_is_a_refusal(whole, monkeypatch
 
     def model():
         made = gradlab.microbatched(network(), "auto", memory=200 * MEBIBYTE)
-        made.compile("sgd", gradlab.WholeBatch(lambda y, y_pred: tf.reduce_mean((y - y_pred) ** 2)) if whole else "mse")
+        made.compile(
+            "sgd",
+            gradlab.WholeBatch(lambda y, y_pred: tf.reduce_mean((y - y_pred) ** 2))
+            if whole
+            else "mse",
+        )
         return made
 
     monkeypatch.setattr(size_search.Trial, "__init__", begin)
@@ -548,21 +605,28 @@ def test_a_trial_that_takes_more_than_is_planned_is_a_refusal(whole, monkeypatch
     assert (fits.microbatch_size, fits.in_flight) == (8, 1)
     taken[1] = 300.0
     least = rf"{ONE}, and the loss over the whole batch with its gradient" if whole else ONE
-    with pytest.raises(ValueError, match=rf"^memory must be at least 30[01] MiB for {least}; .* Received: 200 MiB$"):
+    with pytest.raises(
+        ValueError, match=rf"^memory must be at least 30[01] MiB for {least}; .* Received: 200 MiB$"
+    ):
         not_even_one.fit(rows(8), rows(8, 2), batch_size=8, verbose=0)
     taken.update({1: math.inf, 2: math.inf})
-    with pytest.raises(MemoryError, match=f"^memory must hold {least}; .* Received: .* memory runs out"):
+    with pytest.raises(
+        MemoryError, match=f"^memory must hold {least}; .* Received: .* memory runs out"
+    ):
         model().fit(rows(8), rows(8, 2), batch_size=8, verbose=0)
 
 
 def test_what_variables_take_is_not_left_for_micro_batches():
     model = keras.Sequential([keras.Input([100]), layers.Dense(1000), layers.Dense(1)])
     weights, batch = model.count_params() * 4, (tf.zeros([8, 100]), tf.zeros([8, 1]), None)
-    update = WindowUpdate(model, keras.optimizers.SGD(momentum=0.9), Objective("mse"), 4, in_flight=1)
+    update = WindowUpdate(
+        model, keras.optimizers.SGD(momentum=0.9), Objective("mse"), 4, in_flight=1
+    )
     update.optimizer.build(model.trainable_variables)
     update.prepare(batch)
     left = size_search.Room(update, batch, 10 * MEBIBYTE, 1).left
-    assert 0 <= 10 * MEBIBYTE - left - 3 * weights <= 100  # momentum, accumulators; the counter of iterations
+    # Momentum, accumulators; the counter of iterations
+    assert 0 <= 10 * MEBIBYTE - left - 3 * weights <= 100
 
 
 def test_the_size_is_chosen_again_for_another_loss_or_a_larger_batch(capsys):
@@ -589,7 +653,9 @@ def test_the_size_is_chosen_again_for_another_loss_or_a_larger_batch(capsys):
 def test_a_size_that_memory_limits_stays(monkeypatch):
     chosen = []
     choose = AutoSize.choose
-    monkeypatch.setattr(AutoSize, "choose", lambda self, *args: chosen.append(1) or choose(self, *args))
+    monkeypatch.setattr(
+        AutoSize, "choose", lambda self, *args: chosen.append(1) or choose(self, *args)
+    )
     choosing(monkeypatch, 4)
     model = prepared(network(Fails()), "auto")
     for examples in (8, 16, 32):
@@ -609,10 +675,14 @@ def test_a_larger_batch_for_which_nothing_fits_keeps_the_size(monkeypatch):
     model = prepared(network(), "auto", 500 * MEBIBYTE)
     model.fit(rows(4), rows(4, 2), batch_size=4, verbose=0)
     size, choice, tried = model.microbatch_size, model.microbatch_choice, []
-    monkeypatch.setattr(size_search.Trial, "_taken", lambda self, size: tried.append(size) or 2.0**40)
+    monkeypatch.setattr(
+        size_search.Trial, "_taken", lambda self, size: tried.append(size) or 2.0**40
+    )
     for _ in range(2):
         model.fit(rows(32), rows(32, 2), batch_size=32, verbose=0)
-    assert (model.microbatch_size, model.microbatch_choice) == (size, choice) and tried.count(1) <= 1
+    assert (model.microbatch_size, model.microbatch_choice) == (size, choice) and tried.count(
+        1
+    ) <= 1
     assert int(model.optimizer.iterations) == 3
     model.compile("sgd", "mse")
     with pytest.raises(ValueError, match="^memory must be at least 1,048,5"):
@@ -637,7 +707,9 @@ def test_workers_with_unequal_parts_that_all_fit_do_not_speak_of_the_least(monke
     choosing(monkeypatch, 9)
     said, batch = {}, (tf.zeros([9, 4]), tf.zeros([9, 2]), None)
     for others in ([1, 28], [0, 5]):
-        monkeypatch.setattr(auto_size, "over_workers", lambda strategy, own, others=others: np.array([own, others]))
+        monkeypatch.setattr(
+            auto_size, "over_workers", lambda strategy, own, others=others: np.array([own, others])
+        )
         size = AutoSize(None)
         update = WindowUpdate(network(), keras.optimizers.SGD(), Objective("mse"), size.variable)
         size.choose(update, batch, tf.distribute.get_strategy())
@@ -669,7 +741,8 @@ def test_on_a_gpu_the_gradients_fit_once_more_while_sizes_are_tried(monkeypatch)
 
 
 def test_what_earlier_trials_took_counts(monkeypatch):
-    """Trials from the smallest size on: what a process has taken since the first one is what it takes."""
+    """Trials from the smallest size on: what a process has taken since the first one is what it
+    takes."""
     taken, tried = {1: 10, 2: 20, 4: 40, 8: 80, 16: 160, 32: 320}, []
 
     class Peak:
@@ -677,11 +750,20 @@ def test_what_earlier_trials_took_counts(monkeypatch):
             return 1000.0 + (taken[tried[-1]] if tried else 0)
 
     monkeypatch.setattr(size_search, "PeakMemory", Peak)
-    monkeypatch.setattr(size_search.Trial, "_seconds", lambda self, size, examples: tried.append(size))
+    monkeypatch.setattr(
+        size_search.Trial, "_seconds", lambda self, size, examples: tried.append(size)
+    )
     about = {"_examples": 32, "_in_flight": 1, "_before": 1000.0}
-    monkeypatch.setattr(size_search.Trial, "__init__", lambda self: vars(self).update(about, taken={}))
+    monkeypatch.setattr(
+        size_search.Trial, "__init__", lambda self: vars(self).update(about, taken={})
+    )
     room = types.SimpleNamespace(is_planned=False, left=100.0)
-    assert size_search.Trial().fitting([32, 16, 8, 4, 2, 1], room) == [8, 4, 2, 1] and tried == [1, 2, 4, 8]
+    assert size_search.Trial().fitting([32, 16, 8, 4, 2, 1], room) == [8, 4, 2, 1] and tried == [
+        1,
+        2,
+        4,
+        8,
+    ]
     tried.clear()
     room = types.SimpleNamespace(is_planned=True, left=100.0)
     assert size_search.Trial().fitting([32, 16, 8], room) == [8] and tried == [32, 16, 8]
@@ -693,13 +775,18 @@ def test_what_earlier_trials_took_counts(monkeypatch):
 
 
 def test_the_trial_shows_a_loss_over_the_whole_batch_all_of_it(capsys, monkeypatch):
-    """A loss for 12 pairs, of which the second halves are the other views: a part of the batch would not do."""
-    monkeypatch.setattr(size_search.Room, "fitting", lambda self, sizes, in_flight, at_best=False: [3, 2])
+    """A loss for 12 pairs, of which the second halves are the other views: a part of the batch
+    would not do."""
+    monkeypatch.setattr(
+        size_search.Room, "fitting", lambda self, sizes, in_flight, at_best=False: [3, 2]
+    )
 
     def two_views(y, y_pred):
         one, other = tf.split(tf.math.l2_normalize(y_pred, -1), 2, axis=0)
         right = tf.range(tf.ensure_shape(one, [12, 2]).shape[0])
-        return tf.nn.sparse_softmax_cross_entropy_with_logits(right, tf.matmul(one, other, transpose_b=True))[0]
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(
+            right, tf.matmul(one, other, transpose_b=True)
+        )[0]
 
     model = gradlab.microbatched(network(), "auto", memory=500 * MEBIBYTE)
     model.compile("sgd", gradlab.WholeBatch(two_views))
@@ -720,21 +807,27 @@ def test_a_loss_over_the_whole_batch_may_be_what_does_not_fit(monkeypatch):
     model.compile("sgd", gradlab.WholeBatch(too_large))
     with (
         warnings.catch_warnings(),
-        pytest.raises(MemoryError, match="and the loss over the whole batch with its gradient; .* Received: a batch"),
+        pytest.raises(
+            MemoryError,
+            match="and the loss over the whole batch with its gradient; .* Received: a batch",
+        ),
     ):
         warnings.simplefilter("ignore")
         model.fit(rows(8), batch_size=8, verbose=0)
 
 
 def test_two_passes_survive_too(monkeypatch):
-    """A window of 17 examples in micro-batches of 4 is computed forward twice: it fails in each of the ten."""
+    """A window of 17 examples in micro-batches of 4 is computed forward twice: it fails in each of
+    the ten."""
     choosing(monkeypatch, 4)
 
     def spread(y, y_pred):
         return -tf.reduce_mean((y_pred - tf.reduce_mean(y_pred, 0)) ** 2)
 
     def model(size):
-        made = gradlab.microbatched(network(layers.Dropout(0.5, seed=1), Fails()), size, in_flight=1)
+        made = gradlab.microbatched(
+            network(layers.Dropout(0.5, seed=1), Fails()), size, in_flight=1
+        )
         made.compile(keras.optimizers.Adam(0.01), gradlab.WholeBatch(spread))
         return made
 
@@ -755,7 +848,9 @@ def test_two_passes_survive_too(monkeypatch):
 
 def test_averages_of_batch_normalization_move_once_in_a_window_that_fails(monkeypatch):
     choosing(monkeypatch, 4)
-    auto, fixed = (prepared(network(layers.BatchNormalization(), Fails()), size) for size in ("auto", 2))
+    auto, fixed = (
+        prepared(network(layers.BatchNormalization(), Fails()), size) for size in ("auto", 2)
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fixed.fit(rows(17), rows(17, 2), batch_size=17, verbose=0, shuffle=False)
@@ -795,12 +890,15 @@ MEMORY = {"planned": 300, "tried": 200}  # MiB
 
 @pytest.mark.parametrize("kind", ["planned", "tried"])
 def test_a_training_stays_within_its_memory(kind):
-    """A process of its own: what it adds besides its data, a batch and the next one, is what it was given, or less."""
+    """A process of its own: what it adds besides its data, a batch and the next one, is what it was
+    given, or less."""
     if kind == "planned" and not internals.uses_onednn():
         pytest.skip("without oneDNN, gaps in the heap take as much again (benchmarks/NOTES.md)")
     data = {"planned": 24, "tried": 12.5}[kind]
     program = WITHIN.replace("MEMORY", f"{MEMORY[kind]} * MEBIBYTE")
-    done = subprocess.run([sys.executable, "-c", program, kind], capture_output=True, text=True, timeout=LIMIT)
+    done = subprocess.run(
+        [sys.executable, "-c", program, kind], capture_output=True, text=True, timeout=LIMIT
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     size, taken = done.stdout.split()[-2:]
     print(size, taken)
@@ -843,7 +941,8 @@ print([float(np.abs(w).sum()) for w in model.get_weights()])
 
 
 def test_a_limit_of_the_operating_system_is_survived():
-    """Each tensor of 64 examples takes 512 MiB, and the process may take 850 MiB more than it has."""
+    """Each tensor of 64 examples takes 512 MiB, and the process may take 850 MiB more than it
+    has."""
 
     few = {**os.environ, "MALLOC_ARENA_MAX": "1"}  # others would reserve addresses
     command = [sys.executable, "-c", LIMITED, "auto"]
@@ -861,7 +960,9 @@ def test_several_replicas_need_a_memory_that_can_be_planned(two_devices, monkeyp
     rule = '^microbatch_size must be a number with several replicas, unless "auto" can plan what fits. Received: '
     with two_devices.scope():
         keras.utils.set_random_seed(0)
-        loops = prepared(keras.Sequential([keras.Input([5, 3]), layers.LSTM(4), layers.Dense(2)]), "auto")
+        loops = prepared(
+            keras.Sequential([keras.Input([5, 3]), layers.LSTM(4), layers.Dense(2)]), "auto"
+        )
         dense = prepared(network(), "auto")
     with pytest.raises(ValueError, match=f"{rule}a model that hides its memory$"):
         loops.fit(np.ones([8, 5, 3], "float32"), rows(8, 2), batch_size=8, verbose=0)
@@ -897,7 +998,9 @@ def test_refusals(two_devices):
     for wrong in (-1, 0, "1 GiB", float("inf")):
         with pytest.raises(ValueError, match="^memory must be a finite number above 0. Received: "):
             gradlab.microbatched(network(), "auto", memory=wrong)
-    with pytest.raises(ValueError, match='^memory is for microbatch_size="auto". Received: microbatch_size=4$'):
+    with pytest.raises(
+        ValueError, match='^memory is for microbatch_size="auto". Received: microbatch_size=4$'
+    ):
         gradlab.microbatched(network(), 4, memory=1e9)
     with pytest.raises(ValueError, match='^accumulation must be None with microbatch_size="auto"'):
         gradlab.Trainer(network(), "sgd", "mse", "auto", accumulation=lambda update: 2)

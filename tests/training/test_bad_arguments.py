@@ -8,7 +8,20 @@ import tensorflow as tf
 import gradlab
 
 X, Y = np.ones([8, 4], "float32"), np.ones([8, 1], "float32")
-NO_NUMBERS = [None, "no", -1, 1.5, float("nan"), 10**30, [], [[1], [2]], {"a": 1}, b"x", 1j, np.array([1, 2])]
+NO_NUMBERS = [
+    None,
+    "no",
+    -1,
+    1.5,
+    float("nan"),
+    10**30,
+    [],
+    [[1], [2]],
+    {"a": 1},
+    b"x",
+    1j,
+    np.array([1, 2]),
+]
 NO_FUNCTIONS = [one for one in NO_NUMBERS if one is not None]
 V = tf.Variable([1.0, 2.0])
 
@@ -18,12 +31,16 @@ def model():
 
 
 def trainer(**changed):
-    gradlab.Trainer(**{"model": model(), "optimizer": "sgd", "loss": "mse", "microbatch_size": 4} | changed)
+    gradlab.Trainer(
+        **{"model": model(), "optimizer": "sgd", "loss": "mse", "microbatch_size": 4} | changed
+    )
 
 
 def fit(**changed):
     dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)
-    gradlab.Trainer(model(), "sgd", "mse", 4).fit(**{"dataset": dataset, "updates": 1, "verbose": False} | changed)
+    gradlab.Trainer(model(), "sgd", "mse", 4).fit(
+        **{"dataset": dataset, "updates": 1, "verbose": False} | changed
+    )
 
 
 def step(**changed):
@@ -31,7 +48,12 @@ def step(**changed):
 
 
 def gradients(**changed):
-    usual = {"loss": lambda x: tf.reduce_mean(V * x), "variables": V, "data": tf.ones([4, 2]), "microbatch_size": 2}
+    usual = {
+        "loss": lambda x: tf.reduce_mean(V * x),
+        "variables": V,
+        "data": tf.ones([4, 2]),
+        "microbatch_size": 2,
+    }
     gradlab.value_and_gradients(**usual | changed)
 
 

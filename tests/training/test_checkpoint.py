@@ -1,4 +1,5 @@
-"""Checkpoints of `Trainer.fit`: their directory, what they are made by, and signals that come in between."""
+"""Checkpoints of `Trainer.fit`: their directory, what they are made by, and signals that come in
+between."""
 
 import errno
 import functools
@@ -31,11 +32,15 @@ def trainer(optimizer=None, layers=None, loss="mse", microbatch_size=4, **option
     keras.utils.set_random_seed(0)
     layers = layers or [keras.layers.Dropout(0.5), keras.layers.Dense(1)]
     model = keras.Sequential([keras.Input([3]), *layers])
-    return gradlab.Trainer(model, optimizer or keras.optimizers.Adam(0.01), loss, microbatch_size, **options)
+    return gradlab.Trainer(
+        model, optimizer or keras.optimizers.Adam(0.01), loss, microbatch_size, **options
+    )
 
 
 def fit(made, updates, folder, data=DATA, every=1, **options):
-    return made.fit(data, updates, checkpoint_dir=folder, checkpoint_every=every, verbose=False, **options)
+    return made.fit(
+        data, updates, checkpoint_dir=folder, checkpoint_every=every, verbose=False, **options
+    )
 
 
 def values_of(made):
@@ -71,8 +76,11 @@ def test_a_directory_is_a_path(directory):
 
 
 @pytest.mark.parametrize("kind", ["a file", "below a file", "no files can be made"])
-def test_a_directory_in_which_nothing_can_be_written_is_refused_before_the_first_update(kind, tmp_path):
-    """A directory in the place of a file that is written stands for one that is read-only, which root can write to."""
+def test_a_directory_in_which_nothing_can_be_written_is_refused_before_the_first_update(
+    kind, tmp_path
+):
+    """A directory in the place of a file that is written stands for one that is read-only, which
+    root can write to."""
     folder = tmp_path / "folder"
     if kind == "no files can be made":
         (folder / "checkpoint-0.npz.part" / "full").mkdir(parents=True)
@@ -90,15 +98,27 @@ def test_room_for_two_checkpoints_is_checked_before_the_first_update(tmp_path, m
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=60))
     seen = []
-    with pytest.raises(ValueError, match=f"{RULE} have room for two checkpoints, .* MiB more. Received: .* MiB left$"):
+    with pytest.raises(
+        ValueError,
+        match=f"{RULE} have room for two checkpoints, .* MiB more. Received: .* MiB left$",
+    ):
         fit(trainer(), 2, tmp_path, on_update=seen.append)
     assert not seen
 
 
 def test_one_checkpoint_is_written_before_the_first_update_and_two_are_kept(tmp_path):
     seen = []
-    fit(trainer(), 5, tmp_path, every=2, on_update=lambda step: seen.append(checkpoints_in(tmp_path)))
-    names = [[f"checkpoint-{number}.npz" for number in numbers] for numbers in ([0], [0, 2], [0, 2], [2, 4], [4, 5])]
+    fit(
+        trainer(),
+        5,
+        tmp_path,
+        every=2,
+        on_update=lambda step: seen.append(checkpoints_in(tmp_path)),
+    )
+    names = [
+        [f"checkpoint-{number}.npz" for number in numbers]
+        for numbers in ([0], [0, 2], [0, 2], [2, 4], [4, 5])
+    ]
     assert seen == names
 
 
@@ -150,7 +170,10 @@ def test_a_damaged_checkpoint_is_named(damage, tmp_path):
         file.write_bytes({"empty": b"", "cut": whole[:place], "changed": flipped}[damage])
     made = trainer()
     before = values_of(made)
-    with pytest.raises(ValueError, match=f"{RULE} hold complete checkpoints. Received: {re.escape(str(file))}, which"):
+    with pytest.raises(
+        ValueError,
+        match=f"{RULE} hold complete checkpoints. Received: {re.escape(str(file))}, which",
+    ):
         fit(made, 4, tmp_path)
     for one, other in zip(values_of(made), before):
         np.testing.assert_array_equal(one, other)
@@ -160,15 +183,21 @@ def test_a_damaged_checkpoint_is_named(damage, tmp_path):
 
 def test_checkpoints_of_an_earlier_version_are_refused(tmp_path):
     made = trainer()
-    tf.train.CheckpointManager(tf.train.Checkpoint(v=made.model.variables[0].value), str(tmp_path), 2).save()
-    with pytest.raises(ValueError, match=f"{RULE} hold checkpoints of this version of gradlab, or none. Received: "):
+    tf.train.CheckpointManager(
+        tf.train.Checkpoint(v=made.model.variables[0].value), str(tmp_path), 2
+    ).save()
+    with pytest.raises(
+        ValueError, match=f"{RULE} hold checkpoints of this version of gradlab, or none. Received: "
+    ):
         fit(made, 2, tmp_path)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_is_kept_to_the_bit(dtype, tmp_path):
     def half():
-        return trainer(keras.optimizers.SGD(0.1, momentum=0.9), [keras.layers.Dense(1, dtype=dtype)])
+        return trainer(
+            keras.optimizers.SGD(0.1, momentum=0.9), [keras.layers.Dense(1, dtype=dtype)]
+        )
 
     whole, resumed = half(), half()
     fit(whole, 5, tmp_path / "whole")
@@ -201,7 +230,9 @@ def test_workers_that_find_different_checkpoints_are_refused(tmp_path, monkeypat
 
     monkeypatch.setattr("gradlab.training.trainer.over_workers", over_workers)
     rule = f"{RULE} be a directory that all workers can use, with the same checkpoints. Received: .*, with checkpoints"
-    with pytest.raises(ValueError, match=rf"{rule} after \[0, 7\] windows, where -1 stands for an error$"):
+    with pytest.raises(
+        ValueError, match=rf"{rule} after \[0, 7\] windows, where -1 stands for an error$"
+    ):
         fit(trainer(), 2, tmp_path)
     with pytest.raises(ValueError, match="the path of a directory|in which files can be written"):
         fit(trainer(), 2, tmp_path / "lock" / "below")
@@ -231,9 +262,12 @@ class WithoutConfig(keras.optimizers.schedules.LearningRateSchedule):
 ADAM, SGD = keras.optimizers.Adam, keras.optimizers.SGD
 # For each setting: how two trainers are made that differ in it, and what is said of it.
 CHANGES = {
-    "learning rate": (lambda: trainer(ADAM(0.01)), lambda: trainer(ADAM(0.5)), "learning_rate 0.01 instead of 0.5"),
+    "learning rate": (lambda: trainer(ADAM(0.01)), lambda: trainer(ADAM(0.5)), "learning_rate "
+                                                                               "0.01 instead of "
+                                                                               "0.5"),
     "beta": (
-        lambda: trainer(ADAM(0.01)), lambda: trainer(ADAM(0.01, beta_1=0.5)), r"optimizer.beta_1 0.9 instead of 0.5",
+        lambda: trainer(ADAM(0.01)), lambda: trainer(ADAM(0.01, beta_1=0.5)), r"optimizer.beta_1 "
+                                                                              r"0.9 instead of 0.5",
     ),
     "clipping": (
         lambda: trainer(ADAM(0.01)),
@@ -261,8 +295,10 @@ CHANGES = {
         lambda: trainer(loss=keras.losses.BinaryCrossentropy(True, label_smoothing=0.5)),
         "loss.config.label_smoothing 0 instead of 0.5",
     ),
-    "skipping": (trainer, lambda: trainer(skip_nonfinite=True), "skip_nonfinite False instead of True"),
-    "weights of the loss": (trainer, lambda: trainer(loss_weights=2.0), "loss_weights None instead of 2"),
+    "skipping": (trainer, lambda: trainer(skip_nonfinite=True), "skip_nonfinite False instead of "
+                                                                "True"),
+    "weights of the loss": (trainer, lambda: trainer(loss_weights=2.0), "loss_weights None "
+                                                                        "instead of 2"),
 }  # fmt: skip
 
 
@@ -274,7 +310,8 @@ def test_another_setting_is_refused_unless_changes_are_allowed(name, tmp_path):
     with pytest.raises(ValueError, match=f"{rule}{re.escape(str(tmp_path))}, with {said}$"):
         fit(now(), 3, tmp_path)
     assert [step.update for step in fit(now(), 3, tmp_path, allow_changes=True)] == [3]
-    assert [step.update for step in fit(now(), 4, tmp_path)] == [4]  # these are the settings from now on
+    # These are the settings from now on
+    assert [step.update for step in fit(now(), 4, tmp_path)] == [4]
 
 
 def test_another_size_of_the_dataset_or_another_seed_is_refused(tmp_path, monkeypatch):
@@ -328,9 +365,21 @@ class AnotherDense(keras.layers.Dense):
 @pytest.mark.parametrize(
     ("before", "now", "said"),
     [
-        (lambda: trainer(ADAM(0.01)), lambda: trainer(keras.optimizers.AdamW(0.01)), "optimizer 'Adam' instead of 'Ad"),
-        (lambda: trainer(ADAM(0.01)), lambda: trainer(keras.optimizers.Lamb(0.01)), "optimizer 'Adam' instead of 'La"),
-        (lambda: trainer(), lambda: trainer(layers=[keras.layers.Dropout(0.5), AnotherDense(1)]), r"layers\[\d\] 'Den"),
+        (
+            lambda: trainer(ADAM(0.01)),
+            lambda: trainer(keras.optimizers.AdamW(0.01)),
+            "optimizer 'Adam' instead of 'Ad",
+        ),
+        (
+            lambda: trainer(ADAM(0.01)),
+            lambda: trainer(keras.optimizers.Lamb(0.01)),
+            "optimizer 'Adam' instead of 'La",
+        ),
+        (
+            lambda: trainer(),
+            lambda: trainer(layers=[keras.layers.Dropout(0.5), AnotherDense(1)]),
+            r"layers\[\d\] 'Den",
+        ),
         (
             lambda: trainer(layers=[keras.layers.Dense(1, dtype="float32")]),
             lambda: trainer(layers=[keras.layers.Dense(1, dtype="float16")]),
@@ -348,8 +397,13 @@ def test_another_model_or_optimizer_is_always_refused(before, now, said, tmp_pat
 
 def test_variables_of_another_number_or_shape_are_always_refused(tmp_path):
     fit(trainer(), 2, tmp_path)
-    for layers in ([keras.layers.Dense(2), keras.layers.Dense(1)], [keras.layers.Dropout(0.5), keras.layers.Dense(2)]):
-        with pytest.raises(ValueError, match="or none. Received: .*, whose variables differ in number or shape: "):
+    for layers in (
+        [keras.layers.Dense(2), keras.layers.Dense(1)],
+        [keras.layers.Dropout(0.5), keras.layers.Dense(2)],
+    ):
+        with pytest.raises(
+            ValueError, match="or none. Received: .*, whose variables differ in number or shape: "
+        ):
             fit(trainer(layers=layers), 3, tmp_path, data=DATA, allow_changes=True)
 
 
@@ -378,7 +432,9 @@ def test_what_does_not_change_the_run_is_not_refused(name, tmp_path):
 
 
 def test_objects_are_described_without_addresses():
-    found = settings.described([object(), functools.partial(print), print, lambda: 0, {1: tf.float32}, tf.constant(2)])
+    found = settings.described(
+        [object(), functools.partial(print), print, lambda: 0, {1: tf.float32}, tf.constant(2)]
+    )
     assert found == ["object", "partial", "print", "<lambda>", {"1": "float32"}, 2]
 
 
@@ -420,7 +476,8 @@ print("complete")
 
 @pytest.fixture
 def waiting(tmp_path):
-    """Starts the program, and returns it with its process id when it waits; nothing is left of it afterwards."""
+    """Starts the program, and returns it with its process id when it waits; nothing is left of it
+    afterwards."""
     started = []
 
     def start(at, mode):
@@ -463,7 +520,11 @@ def test_a_kill_during_a_write_leaves_the_checkpoint_before_it(waiting, tmp_path
     os.kill(pid, signal.SIGKILL)
     assert job.wait() == 128 + signal.SIGKILL
     folder = tmp_path / "run"
-    assert {path.name for path in folder.iterdir()} == {"checkpoint-3.npz", "checkpoint-6.npz.part", "lock"}
+    assert {path.name for path in folder.iterdir()} == {
+        "checkpoint-3.npz",
+        "checkpoint-6.npz.part",
+        "lock",
+    }
     assert_resumes_with_the_same_bits(folder, [4, 5, 6, 7, 8, 9], tmp_path)
     assert not (folder / "checkpoint-6.npz.part").exists()
 
@@ -472,12 +533,21 @@ def test_a_kill_during_a_write_leaves_the_checkpoint_before_it(waiting, tmp_path
 def test_a_directory_in_use_is_refused_until_its_process_dies(waiting, tmp_path):
     job, pid = waiting(4, "update")
     owner = f"process {pid} on {re.escape(socket.gethostname())}"
-    rule = f"{RULE} be used by one training run at a time. Received: .*, which is in use by {owner}$"
+    rule = (
+        f"{RULE} be used by one training run at a time. Received: .*, which is in use by {owner}$"
+    )
     with pytest.raises(ValueError, match=rule):
         fit(trainer(), 9, tmp_path / "run")
     os.kill(pid, signal.SIGKILL)
     job.wait()
-    assert [step.update for step in fit(trainer(), 9, tmp_path / "run", every=3)] == [4, 5, 6, 7, 8, 9]
+    assert [step.update for step in fit(trainer(), 9, tmp_path / "run", every=3)] == [
+        4,
+        5,
+        6,
+        7,
+        8,
+        9,
+    ]
 
 
 def test_a_directory_is_free_again_after_an_error(tmp_path):
@@ -494,17 +564,28 @@ def test_a_directory_is_free_again_after_an_error(tmp_path):
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
 def test_a_run_says_which_signal_ended_it(tmp_path, capsys):
     with pytest.raises(SystemExit):
-        trainer().fit(DATA, 9, checkpoint_dir=tmp_path, on_update=lambda step: signal.raise_signal(signal.SIGTERM))
+        trainer().fit(
+            DATA,
+            9,
+            checkpoint_dir=tmp_path,
+            on_update=lambda step: signal.raise_signal(signal.SIGTERM),
+        )
     said = capsys.readouterr().out
     assert said.endswith(
-        "\ngradlab: SIGTERM ends this run after update 2; the next one continues from its checkpoint\n"
+        "\ngradlab: SIGTERM ends this run after update 2; the next one continues from its "
+        "checkpoint\n"
     )
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
 def test_a_signal_in_the_last_update_is_not_lost(tmp_path):
     with pytest.raises(SystemExit) as ended:
-        fit(trainer(), 2, tmp_path, on_update=lambda step: step.update == 2 and signal.raise_signal(signal.SIGUSR1))
+        fit(
+            trainer(),
+            2,
+            tmp_path,
+            on_update=lambda step: step.update == 2 and signal.raise_signal(signal.SIGUSR1),
+        )
     assert ended.value.code == 128 + signal.SIGUSR1
     assert "checkpoint-2.npz" in checkpoints_in(tmp_path)
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
@@ -519,7 +600,9 @@ def test_a_handler_of_the_program_stays(tmp_path):
 
     before = signal.signal(signal.SIGUSR1, handler)
     try:
-        steps = fit(trainer(), 3, tmp_path, on_update=lambda step: signal.raise_signal(signal.SIGUSR1))
+        steps = fit(
+            trainer(), 3, tmp_path, on_update=lambda step: signal.raise_signal(signal.SIGUSR1)
+        )
         assert signal.getsignal(signal.SIGUSR1) is handler
     finally:
         signal.signal(signal.SIGUSR1, before)

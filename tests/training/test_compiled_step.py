@@ -27,14 +27,22 @@ def model(**settings):
 def calls(monkeypatch):
     """The elements that steps of one call have seen."""
     found, call = [], CompiledStep.__call__
-    monkeypatch.setattr(CompiledStep, "__call__", lambda self, iterator: found.append(iterator) or call(self, iterator))
+    monkeypatch.setattr(
+        CompiledStep,
+        "__call__",
+        lambda self, iterator: found.append(iterator) or call(self, iterator),
+    )
     return found
 
 
 def data_sets():
     arrays = {"x": X, "y": Y, "batch_size": 5}
     batches = tf.data.Dataset.from_tensor_slices((X, Y)).batch(5)
-    return {"arrays": arrays, "dataset": {"x": batches}, "unknown size": {"x": batches.filter(lambda x, y: True)}}
+    return {
+        "arrays": arrays,
+        "dataset": {"x": batches},
+        "unknown size": {"x": batches.filter(lambda x, y: True)},
+    }
 
 
 def trained(data):
@@ -80,7 +88,11 @@ def test_elements_of_another_type_and_missing_parts():
         step(iterator)
     seen = []
     CompiledStep(lambda data: seen.append(data[1]) or data[0], tf.distribute.get_strategy())(
-        iter(tf.data.Dataset.from_tensors((1.0, tf.experimental.Optional.empty(tf.TensorSpec([], tf.float32)))))
+        iter(
+            tf.data.Dataset.from_tensors(
+                (1.0, tf.experimental.Optional.empty(tf.TensorSpec([], tf.float32)))
+            )
+        )
     )
     assert seen == [None]
 

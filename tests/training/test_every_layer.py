@@ -1,7 +1,8 @@
-"""Every layer of Keras that has weights or draws random numbers, trained as it is and in micro-batches.
+"""Every layer of Keras that has weights or draws random numbers, trained as it is and in
+micro-batches.
 
-A layer that a later release of Keras adds must be put into one of the tables below: a test names it. The layers that
-cannot be equal also stand in docs/equality.md.
+A layer that a later release of Keras adds must be put into one of the tables below: a test names
+it. The layers that cannot be equal also stand in docs/equality.md.
 """
 
 import inspect
@@ -18,7 +19,14 @@ from paths import ROOT
 from plain_and_microbatched import assert_equal, differences, history, train
 
 L = keras.layers
-VECTOR, SEQUENCE, IMAGE, VOLUME, MOVIE, FILM = (6,), (5, 4), (6, 6, 3), (4, 4, 4, 2), (3, 5, 5, 2), (2, 3, 3, 3, 2)
+VECTOR, SEQUENCE, IMAGE, VOLUME, MOVIE, FILM = (
+    (6,),
+    (5, 4),
+    (6, 6, 3),
+    (4, 4, 4, 2),
+    (3, 5, 5, 2),
+    (2, 3, 3, 3, 2),
+)
 
 EQUAL = {
     "ActivityRegularization": (lambda: L.ActivityRegularization(0.1, 0.1), VECTOR),
@@ -42,7 +50,8 @@ EQUAL = {
     "GRU": (lambda: L.GRU(3), SEQUENCE),
     "GRUCell": (lambda: L.RNN(L.GRUCell(3)), SEQUENCE),
     "GroupNormalization": (lambda: L.GroupNormalization(3), IMAGE),
-    # The bias of keys has a gradient of zero but for rounding, of which a relative error would say nothing.
+    # The bias of keys has a gradient of zero but for rounding, of which a relative error would say
+    # nothing.
     "GroupedQueryAttention": (lambda: On(L.GroupQueryAttention(2, 4, 2, use_bias=False)), SEQUENCE),
     "LSTM": (lambda: L.LSTM(3), SEQUENCE),
     "LSTMCell": (lambda: L.RNN(L.LSTMCell(3)), SEQUENCE),
@@ -62,7 +71,8 @@ EQUAL = {
     "TimeDistributed": (lambda: L.TimeDistributed(L.Dense(3)), SEQUENCE),
 }
 
-# Layers that draw random numbers in training: equal if one micro-batch holds the batch, and not otherwise.
+# Layers that draw random numbers in training: equal if one micro-batch holds the batch, and not
+# otherwise.
 RANDOM = {
     "AlphaDropout": (lambda: L.AlphaDropout(0.5), VECTOR),
     "CutMix": (lambda: L.CutMix(), IMAGE),
@@ -75,7 +85,10 @@ RANDOM = {
     "RandomColorDegeneration": (lambda: L.RandomColorDegeneration(0.9), IMAGE),
     "RandomColorJitter": (lambda: L.RandomColorJitter(brightness_factor=0.5), IMAGE),
     "RandomContrast": (lambda: L.RandomContrast(0.9), IMAGE),
-    "RandomCrop": (lambda: keras.Sequential([L.RandomCrop(3, 3), L.GlobalAveragePooling2D()]), IMAGE),
+    "RandomCrop": (
+        lambda: keras.Sequential([L.RandomCrop(3, 3), L.GlobalAveragePooling2D()]),
+        IMAGE,
+    ),
     "RandomElasticTransform": (lambda: L.RandomElasticTransform(factor=1.0, scale=1.0), IMAGE),
     "RandomErasing": (lambda: L.RandomErasing(factor=1.0), IMAGE),
     "RandomFlip": (lambda: L.RandomFlip(), IMAGE),
@@ -91,17 +104,21 @@ RANDOM = {
     "RandomShear": (lambda: L.RandomShear(0.4, 0.4), IMAGE),
     "RandomTranslation": (lambda: L.RandomTranslation(0.4, 0.4), IMAGE),
     "RandomZoom": (lambda: L.RandomZoom(0.4), IMAGE),
-    "Solarization": (lambda: L.Solarization(addition_factor=0.9, threshold_factor=0.5, value_range=(0, 2)), IMAGE),
+    "Solarization": (
+        lambda: L.Solarization(addition_factor=0.9, threshold_factor=0.5, value_range=(0, 2)),
+        IMAGE,
+    ),
     "SpatialDropout1D": (lambda: L.SpatialDropout1D(0.5), SEQUENCE),
     "SpatialDropout2D": (lambda: L.SpatialDropout2D(0.5), IMAGE),
     "SpatialDropout3D": (lambda: L.SpatialDropout3D(0.5), VOLUME),
 }
 
-# BatchNormalization depends on the other examples of a batch. AugMix chooses its operations with Python's `random` when
-# it is traced, so even two plain models can differ.
+# BatchNormalization depends on the other examples of a batch. AugMix chooses its operations with
+# Python's `random` when it is traced, so even two plain models can differ.
 UNEQUAL = {"BatchNormalization": (L.BatchNormalization, VECTOR), "AugMix": (L.AugMix, IMAGE)}
 
-# Layers without weights and randomness, base classes, and layers that need another framework or a file.
+# Layers without weights and randomness, base classes, and layers that need another framework or a
+# file.
 NEITHER = {
     "Activation", "AdaptiveAveragePooling1D", "AdaptiveAveragePooling2D", "AdaptiveAveragePooling3D",
     "AdaptiveMaxPooling1D", "AdaptiveMaxPooling2D", "AdaptiveMaxPooling3D", "Add", "AutoContrast", "Average",
@@ -136,9 +153,23 @@ def scalar(y_true, y_pred):
     return keras.ops.mean(keras.ops.abs(y_true - y_pred))
 
 
-LOSSES = ["mse", "mae", "huber", "log_cosh", "cosine_similarity", keras.losses.MeanSquaredError(reduction="sum")]
-METRICS = ["mae", scalar, keras.metrics.MeanSquaredError, keras.metrics.RootMeanSquaredError, "cosine_similarity"]
-SQUARES_ROWS = "tokens"  # with an Embedding, Keras gives optimizers a gradient's rows one by one; SGD does not mind
+LOSSES = [
+    "mse",
+    "mae",
+    "huber",
+    "log_cosh",
+    "cosine_similarity",
+    keras.losses.MeanSquaredError(reduction="sum"),
+]
+METRICS = [
+    "mae",
+    scalar,
+    keras.metrics.MeanSquaredError,
+    keras.metrics.RootMeanSquaredError,
+    "cosine_similarity",
+]
+# With an Embedding, Keras gives optimizers a gradient's rows one by one; SGD does not mind
+SQUARES_ROWS = "tokens"
 
 
 def compiled(model, optimizer=None, loss="mse", metrics=("mae",)):
@@ -151,7 +182,11 @@ def program(entry, masked=False, batch_size=7, **compile_with):
     make, shape = entry
     rng = np.random.default_rng(0)
     tokens = rng.integers(1, 9, (7, 5)) * (np.arange(5) < rng.integers(1, 6, (7, 1)))
-    x = tokens if shape == "tokens" or masked else rng.uniform(0, 2, (7, *shape)).astype(keras.config.floatx())
+    x = (
+        tokens
+        if shape == "tokens" or masked
+        else rng.uniform(0, 2, (7, *shape)).astype(keras.config.floatx())
+    )
 
     def build():
         inputs = keras.Input(x.shape[1:], dtype=x.dtype.name)
@@ -192,7 +227,9 @@ def test_layers_with_weights(name, float64):
     build, run = program(
         entry,
         batch_size=draw.randint(2, 7),
-        optimizer="sgd" if entry[1] == SQUARES_ROWS else draw.choice(sorted(set(OPTIMIZERS) - {"lion"})),
+        optimizer="sgd"
+        if entry[1] == SQUARES_ROWS
+        else draw.choice(sorted(set(OPTIMIZERS) - {"lion"})),
         loss=draw.choice(LOSSES),
         metrics=draw.sample(METRICS, 2),
     )
@@ -234,7 +271,11 @@ def test_layers_that_draw_random_numbers(name):
             seen.update({f"{batch} {key}": value for key, value in (state | logs).items()})
 
         after_each = keras.callbacks.LambdaCallback(on_train_batch_end=remember)
-        model.fit(batches[0].concatenate(batches[1]).concatenate(batches[2]), callbacks=[after_each], verbose=0)
+        model.fit(
+            batches[0].concatenate(batches[1]).concatenate(batches[2]),
+            callbacks=[after_each],
+            verbose=0,
+        )
         return seen
 
     # Keras computes this layer in another way if the size of the batch is known, as it is eagerly.
@@ -242,7 +283,9 @@ def test_layers_that_draw_random_numbers(name):
     small = train(build, run, 3)
 
     def after(batches):
-        parts = [{key: one[key] for key in one if key.startswith(batches)} for one in (plain, small)]
+        parts = [
+            {key: one[key] for key in one if key.startswith(batches)} for one in (plain, small)
+        ]
         return differences(*parts, 1e-4)
 
     found = after(("0 ", "1 "))
@@ -258,15 +301,33 @@ def test_batch_normalization_depends_on_the_other_examples():
         assert differences(plain, train(build, run, 3), 1e-3)
 
 
-CHAIN = ["Dense", "EinsumDense", "GRU", "LayerNormalization", "MultiHeadAttention", "TimeDistributed", "Conv1D", "LSTM"]
+CHAIN = [
+    "Dense",
+    "EinsumDense",
+    "GRU",
+    "LayerNormalization",
+    "MultiHeadAttention",
+    "TimeDistributed",
+    "Conv1D",
+    "LSTM",
+]
 NOISE = [L.Dropout, L.GaussianDropout, L.GaussianNoise, L.SpatialDropout1D]
 
 
 @pytest.mark.slow
-@settings(max_examples=16, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=16,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(
-    first=st.sampled_from([name for name in CHAIN if EQUAL[name][1] == SEQUENCE and name not in ("GRU", "LSTM")]),
-    second=st.sampled_from([name for name in CHAIN if EQUAL[name][1] == SEQUENCE and name != "EinsumDense"]),
+    first=st.sampled_from(
+        [name for name in CHAIN if EQUAL[name][1] == SEQUENCE and name not in ("GRU", "LSTM")]
+    ),
+    second=st.sampled_from(
+        [name for name in CHAIN if EQUAL[name][1] == SEQUENCE and name != "EinsumDense"]
+    ),
     noise=st.none() | st.tuples(st.sampled_from(NOISE), st.none() | st.integers(0, 9)),
     masked=st.booleans(),
     loss=st.sampled_from(LOSSES),
@@ -275,8 +336,11 @@ NOISE = [L.Dropout, L.GaussianDropout, L.GaussianNoise, L.SpatialDropout1D]
     b=st.integers(1, 8),
     batch_size=st.integers(1, 9),
 )
-def test_random_models(first, second, noise, masked, loss, metrics, optimizer, b, batch_size, float64):
-    """Chains of layers with or without a mask. With noise, seeded or not, one micro-batch holds the batch."""
+def test_random_models(
+    first, second, noise, masked, loss, metrics, optimizer, b, batch_size, float64
+):
+    """Chains of layers with or without a mask. With noise, seeded or not, one micro-batch holds the
+    batch."""
     rng = np.random.default_rng(1)
     x, y = rng.normal(size=(9, *SEQUENCE)), rng.normal(size=(9, 3))
     if masked:
@@ -294,7 +358,8 @@ def test_random_models(first, second, noise, masked, loss, metrics, optimizer, b
     def run(model):
         compiled(model, optimizer, loss, metrics)
         fitted = model.fit(x, y, batch_size=batch_size, epochs=2, shuffle=False, verbose=0)
-        assume(np.isfinite(fitted.history["loss"]).all())  # a training that diverges only compares rounding errors
+        # A training that diverges only compares rounding errors
+        assume(np.isfinite(fitted.history["loss"]).all())
         return history(fitted)
 
     assert_equal(build, run, max(b, batch_size) if noise else b, rtol=2e-5)

@@ -62,31 +62,51 @@ class Own(L.Loss):
 
 IN_TWO_PASSES = {"Circle": (L.Circle, None, CLASSES), "Dice": (L.Dice, "softmax", ONE_HOT),
                  "Tversky": (L.Tversky, "softmax", ONE_HOT)}  # fmt: skip
-REFUSED = {"contrastive": (lambda: contrastive, None, NUMBERS), "divided": (lambda: divided, None, NUMBERS)}
+REFUSED = {
+    "contrastive": (lambda: contrastive, None, NUMBERS),
+    "divided": (lambda: divided, None, NUMBERS),
+}
 ELSEWHERE = {"Loss", "CTC"}  # the base class, and what tests/examples has
 
 
 def build(heads):
     inputs = keras.Input([4])
-    return keras.Model(inputs, [keras.layers.Dense(3, activation)(inputs) for _, activation, _ in heads])
+    return keras.Model(
+        inputs, [keras.layers.Dense(3, activation)(inputs) for _, activation, _ in heads]
+    )
 
 
 def test_losses_are_those_of_the_large_batch():
-    """Each loss with Keras' usual reduction, and one loss of each kind of targets with the other reductions.
+    """Each loss with Keras' usual reduction, and one loss of each kind of targets with the other
+    reductions.
 
-    gradlab sums any loss in one way, and the divisor of the sum depends on the reduction, but not on the loss.
+    gradlab sums any loss in one way, and the divisor of the sum depends on the reduction, but not
+    on the loss.
     """
-    others = [L.BinaryCrossentropy, L.CategoricalGeneralizedCrossEntropy, L.Huber, L.SparseCategoricalCrossentropy]
+    others = [
+        L.BinaryCrossentropy,
+        L.CategoricalGeneralizedCrossEntropy,
+        L.Huber,
+        L.SparseCategoricalCrossentropy,
+    ]
     heads = [(head, "sum_over_batch_size") for head in EQUAL]
-    heads += [(head, kind) for head in EQUAL for kind in ("mean_with_sample_weight", "sum") if head[0] in others]
+    heads += [
+        (head, kind)
+        for head in EQUAL
+        for kind in ("mean_with_sample_weight", "sum")
+        if head[0] in others
+    ]
     assert len(heads) == len(EQUAL) + 2 * len(others)
 
     def run(model):
         model.compile("sgd", [make(reduction=reduction) for (make, _, _), reduction in heads])
         targets = [target for (_, _, target), _ in heads]
         weights = [np.linspace(0.5, 2, len(X))] * len(heads)
-        # One batch an epoch: see "What is equal" on the losses of single outputs over a ragged tail.
-        fitted = model.fit(X, targets, sample_weight=weights, batch_size=19, epochs=2, shuffle=False, verbose=0)
+        # One batch an epoch: see "What is equal" on the losses of single outputs over a ragged
+        # tail.
+        fitted = model.fit(
+            X, targets, sample_weight=weights, batch_size=19, epochs=2, shuffle=False, verbose=0
+        )
         return history(fitted)
 
     assert_equal(lambda: build([head for head, _ in heads]), run, 3)
@@ -109,7 +129,9 @@ def test_losses_over_the_batch_are_refused(name):
     # Of three examples, all may have labels of their own, which says nothing of a loss of pairs.
     model = gradlab.microbatched(build([REFUSED[name]]), 6)
     weights = [model.get_weights()]
-    after_each = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_, **__: weights.append(model.get_weights()))
+    after_each = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda *_, **__: weights.append(model.get_weights())
+    )
     with pytest.raises(ValueError, match="does not depend on the other examples"):
         model.compile("sgd", make())
         model.fit(X, targets, batch_size=8, shuffle=False, verbose=0, callbacks=[after_each])
@@ -119,7 +141,9 @@ def test_losses_over_the_batch_are_refused(name):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("loss", [own, Own(), Own(reduction="sum")], ids=["function", "object", "sum"])
+@pytest.mark.parametrize(
+    "loss", [own, Own(), Own(reduction="sum")], ids=["function", "object", "sum"]
+)
 def test_own_losses_of_each_example(loss):
     def run(model):
         model.compile("sgd", loss)
@@ -130,15 +154,22 @@ def test_own_losses_of_each_example(loss):
 
 def test_a_random_loss_of_each_example_is_named():
     def noisy(y_true, y_pred):
-        return ops.mean((y_true - y_pred) ** 2, axis=-1) * keras.random.uniform(ops.shape(y_pred)[:1])
+        return ops.mean((y_true - y_pred) ** 2, axis=-1) * keras.random.uniform(
+            ops.shape(y_pred)[:1]
+        )
 
     model = gradlab.microbatched(build([(None, None, None)]), 3)
     model.compile("sgd", noisy)
-    with pytest.warns(UserWarning, match="noisy draws random numbers, so gradlab cannot check that an example's loss"):
+    with pytest.warns(
+        UserWarning,
+        match="noisy draws random numbers, so gradlab cannot check that an example's loss",
+    ):
         model.fit(X, NUMBERS, batch_size=8, verbose=0)
 
 
 def test_every_loss_is_in_one_table():
-    classes = {one.__name__ for _, one in inspect.getmembers(L, inspect.isclass) if issubclass(one, L.Loss)}
+    classes = {
+        one.__name__ for _, one in inspect.getmembers(L, inspect.isclass) if issubclass(one, L.Loss)
+    }
     here = {type(make()).__name__ for make, *_ in EQUAL}
     assert classes - here - set(IN_TWO_PASSES) - ELSEWHERE == set(), "put these losses into a table"

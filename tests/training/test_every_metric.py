@@ -1,6 +1,7 @@
 """Every metric of Keras, in a training as it is and in micro-batches.
 
-A metric that a later release of Keras adds must be put into one of the tables below: a test names it.
+A metric that a later release of Keras adds must be put into one of the tables below: a test names
+it.
 """
 
 import inspect
@@ -48,12 +49,23 @@ def program(activation, loss, targets, metrics, weighted=1, evaluates=False):
 
     def run(model):
         model.compile(
-            "sgd", loss, metrics=[make() for make in metrics], weighted_metrics=[make() for make in metrics[:weighted]]
+            "sgd",
+            loss,
+            metrics=[make() for make in metrics],
+            weighted_metrics=[make() for make in metrics[:weighted]],
         )
         weights = np.linspace(0.5, 2, len(X))
-        fitted = model.fit(X, targets, sample_weight=weights, batch_size=8, epochs=2, shuffle=False, verbose=0)
-        scores = model.evaluate(X, targets, batch_size=8, verbose=0, return_dict=True) if evaluates else {}
-        return history(fitted) | {f"evaluate {name}": np.array(value) for name, value in scores.items()}
+        fitted = model.fit(
+            X, targets, sample_weight=weights, batch_size=8, epochs=2, shuffle=False, verbose=0
+        )
+        scores = (
+            model.evaluate(X, targets, batch_size=8, verbose=0, return_dict=True)
+            if evaluates
+            else {}
+        )
+        return history(fitted) | {
+            f"evaluate {name}": np.array(value) for name, value in scores.items()
+        }
 
     return build, run
 
@@ -65,11 +77,17 @@ def test_metrics_are_those_of_the_large_batch(kind):
 
 
 def test_a_correlation_over_the_batch_depends_on_the_other_examples():
-    build, run = program("softplus", "mse", NUMBERS, [lambda: M.ConcordanceCorrelation(axis=0)], weighted=0)
+    build, run = program(
+        "softplus", "mse", NUMBERS, [lambda: M.ConcordanceCorrelation(axis=0)], weighted=0
+    )
     assert differences(train(build, run), train(build, run, 3), 1e-2)
 
 
 def test_every_metric_is_in_one_table():
-    classes = {one for _, one in inspect.getmembers(M, inspect.isclass) if issubclass(one, M.Metric)}
+    classes = {
+        one for _, one in inspect.getmembers(M, inspect.isclass) if issubclass(one, M.Metric)
+    }
     here = {type(make()).__name__ for *_, metrics in EQUAL.values() for make in metrics}
-    assert {one.__name__ for one in classes} - here - NEITHER == set(), "put these metrics into a table"
+    assert {one.__name__ for one in classes} - here - NEITHER == set(), (
+        "put these metrics into a table"
+    )

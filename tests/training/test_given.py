@@ -1,4 +1,5 @@
-"""Windows of `gradlab.token_batches` in `fit` and in a `Trainer`, against Keras on the padded batch."""
+"""Windows of `gradlab.token_batches` in `fit` and in a `Trainer`, against Keras on the padded
+batch."""
 
 import functools
 import re
@@ -53,7 +54,8 @@ class Traced(keras.layers.Layer):
 
 
 def network(per_token=True, masked=True, added=None, recurrent=False):
-    """Predicts a class for each token or text. A recurrent layer takes several times as long to trace."""
+    """Predicts a class for each token or text. A recurrent layer takes several times as long to
+    trace."""
     keras.utils.set_random_seed(1)
     tokens = keras.Input([None], dtype="int64")
     hidden = Traced()(keras.layers.Embedding(10, 6, mask_zero=masked)(tokens))
@@ -75,7 +77,9 @@ def two_heads():
 
 def two_tokens_heads():
     model = network()
-    return keras.Model(model.inputs, [model.output, keras.layers.Dense(9, name="again")(model.layers[-2].output)])
+    return keras.Model(
+        model.inputs, [model.output, keras.layers.Dense(9, name="again")(model.layers[-2].output)]
+    )
 
 
 def a_number_for_each_token():
@@ -85,7 +89,9 @@ def a_number_for_each_token():
 
 def one_number_a_token():
     model = network()
-    return keras.Model(model.inputs, keras.ops.squeeze(keras.layers.Dense(1)(model.layers[-2].output), -1))
+    return keras.Model(
+        model.inputs, keras.ops.squeeze(keras.layers.Dense(1)(model.layers[-2].output), -1)
+    )
 
 
 def spoken():
@@ -109,8 +115,10 @@ def token_windows(*parts, tokens=40, sort_within=12, **options):
 
 @functools.cache
 def windows_of_all_targets(sort_within):
-    """Windows of the texts with `TARGETS`, computed only once: that takes longer than to train on them."""
-    targets = TARGETS if sort_within == 12 else {"next": NEXT}  # no test needs the others in other windows
+    """Windows of the texts with `TARGETS`, computed only once: that takes longer than to train on
+    them."""
+    # No test needs the others in other windows
+    targets = TARGETS if sort_within == 12 else {"next": NEXT}
     dataset = token_windows(TEXTS, targets, sort_within=sort_within).cache()
     for _ in dataset:  # now the cache is full
         pass
@@ -120,7 +128,9 @@ def windows_of_all_targets(sort_within):
 def windows(x, *parts, sort_within=12):
     """The windows of the texts x with some of `TARGETS`, as targets and weights."""
     assert x is TEXTS
-    names = tf.nest.map_structure(lambda part: next(name for name, one in TARGETS.items() if one is part), parts)
+    names = tf.nest.map_structure(
+        lambda part: next(name for name, one in TARGETS.items() if one is part), parts
+    )
     return windows_of(names, sort_within)
 
 
@@ -149,10 +159,13 @@ def difference(one, other):
 
 def info_nce(y, y_pred):
     unit = tf.math.l2_normalize(y_pred, -1)
-    return tf.nn.softmax_cross_entropy_with_logits(tf.eye(tf.shape(unit)[0]), tf.matmul(unit, unit, transpose_b=True))
+    return tf.nn.softmax_cross_entropy_with_logits(
+        tf.eye(tf.shape(unit)[0]), tf.matmul(unit, unit, transpose_b=True)
+    )
 
 
-# For each case: how to build the model, (x, y, sample_weight) as texts, the loss, and the arguments of `compile`.
+# For each case: how to build the model, (x, y, sample_weight) as texts, the loss, and the arguments
+# of `compile`.
 CASES = {
     "masked tokens": (network, (TEXTS, NEXT), crossentropy(True), {"metrics": ["accuracy"]}),
     "ignore_class": (lambda: network(masked=False), (TEXTS, NEXT), crossentropy(True, ignore_class=0), {}),
@@ -195,7 +208,9 @@ CASES = {
 
 def padded(parts):
     return [
-        tf.nest.map_structure(lambda one: one.to_tensor() if isinstance(one, tf.RaggedTensor) else one, part)
+        tf.nest.map_structure(
+            lambda one: one.to_tensor() if isinstance(one, tf.RaggedTensor) else one, part
+        )
         for part in parts
     ]
 
@@ -203,12 +218,15 @@ def padded(parts):
 @pytest.mark.parametrize("case", CASES)
 def test_fit_equals_keras_on_the_padded_batch(case):
     build, parts, loss, options = CASES[case]
-    # The metrics must be new: Keras does not reset those that another model has used before the first epoch.
+    # The metrics must be new: Keras does not reset those that another model has used before the
+    # first epoch.
     new = options if callable(options) else lambda: options
     rate = 0.01 if case == "a sum" else 0.5
     large = in_keras(build(), loss, rate, **new())
     small = microbatched(build(), "given")
-    small.compile(keras.optimizers.SGD(rate), gradlab.WholeBatch(loss) if loss is info_nce else loss, **new())
+    small.compile(
+        keras.optimizers.SGD(rate), gradlab.WholeBatch(loss) if loss is info_nce else loss, **new()
+    )
     batches = tf.data.Dataset.from_tensor_slices(tuple(padded(parts))).batch(12)
     cut = token_windows(*parts) if build is spoken else windows(*parts)
     expected = large.fit(batches, epochs=2, verbose=0).history
@@ -226,7 +244,9 @@ def test_it_is_equal_in_float64(float64):
     large = network(recurrent=True)
     small = microbatched(network(recurrent=True), "given")
     for model in (large, small):
-        model.compile(keras.optimizers.SGD(0.5, momentum=0.9), crossentropy(True), run_eagerly=model is large)
+        model.compile(
+            keras.optimizers.SGD(0.5, momentum=0.9), crossentropy(True), run_eagerly=model is large
+        )
     large.train_on_batch(PADDED, NEXT.to_tensor())
     small.fit(windows(TEXTS, NEXT, sort_within=24), verbose=0)
     assert difference(small, large) < 1e-12
@@ -251,7 +271,9 @@ def test_only_the_tokens_of_a_micro_batch_are_computed():
 
     tokens = keras.Input([None], dtype="int64")
     embedded = keras.layers.Embedding(9, 6, mask_zero=True)(tokens)
-    hidden = keras.layers.Lambda(noted, output_shape=lambda shape: shape, mask=lambda x, mask: mask)(embedded)
+    hidden = keras.layers.Lambda(
+        noted, output_shape=lambda shape: shape, mask=lambda x, mask: mask
+    )(embedded)
     model = microbatched(keras.Model(tokens, keras.layers.Dense(9)(hidden)), "given")
     model.compile("sgd", crossentropy(True))
     model.fit(windows(TEXTS, NEXT), verbose=0)
@@ -278,7 +300,9 @@ def test_a_batch_that_is_not_cut_is_one_micro_batch():
     for model in (large, small):
         model.fit(PADDED, NEXT.to_tensor(), batch_size=10, shuffle=False, verbose=0)
     assert difference(small, large) < 1e-6
-    np.testing.assert_allclose(small.predict(PADDED, verbose=0), large.predict(PADDED, verbose=0), atol=1e-6)
+    np.testing.assert_allclose(
+        small.predict(PADDED, verbose=0), large.predict(PADDED, verbose=0), atol=1e-6
+    )
     assert small.microbatch_size is None and small.in_flight == 1
 
 
@@ -302,9 +326,13 @@ def test_trainer_equals_keras_and_resumes_to_the_bit(tmp_path):
 def test_trainer_weighs_by_weight_fn():
     models = [network(masked=False) for _ in range(2)]
     loss = crossentropy(True, reduction="mean_with_sample_weight")
-    in_keras(models[0], loss).train_on_batch(PADDED, NEXT.to_tensor(), tf.cast(PADDED > 0, tf.float32))
+    in_keras(models[0], loss).train_on_batch(
+        PADDED, NEXT.to_tensor(), tf.cast(PADDED > 0, tf.float32)
+    )
     weight_fn = lambda x, y: tf.cast(x > 0, tf.float32)  # noqa: E731
-    trainer = Trainer(models[1], keras.optimizers.SGD(0.5), crossentropy(True), "given", weight_fn=weight_fn)
+    trainer = Trainer(
+        models[1], keras.optimizers.SGD(0.5), crossentropy(True), "given", weight_fn=weight_fn
+    )
     [window] = windows(TEXTS, NEXT, sort_within=24)
     step = trainer.step(*window)
     assert difference(*models) < 1e-5 and step.weights.sum() == LENGTHS.sum()
@@ -321,7 +349,9 @@ def test_weight_fn_sees_the_padding_of_the_dataset():
     loss = crossentropy(True, reduction="mean_with_sample_weight", ignore_class=-1)
     in_keras(models[0], loss).train_on_batch(PADDED, targets, equally(PADDED, targets))
     [(x, y)] = token_windows(TEXTS, (NEXT, CLASSES), sort_within=24, padding=(9, -1, 0))
-    step = Trainer(models[1], keras.optimizers.SGD(0.5), loss, "given", weight_fn=equally).step(x, y[0])
+    step = Trainer(models[1], keras.optimizers.SGD(0.5), loss, "given", weight_fn=equally).step(
+        x, y[0]
+    )
     assert difference(*models) < 1e-5
     np.testing.assert_allclose(step.weights.sum(), 24, rtol=1e-5)
 
@@ -354,7 +384,9 @@ def test_long_epochs_keep_the_digits_of_a_metric():
     for variable in metric.variables:
         variable.assign(seen)
 
-    @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int64), tf.TensorSpec([None, None, 9])])
+    @tf.function(
+        input_signature=[tf.TensorSpec([None, None], tf.int64), tf.TensorSpec([None, None, 9])]
+    )
     def update(y_true, y_pred):
         with means_over_tokens(model, is_padded=True):
             metric.update_state(y_true, y_pred, tf.ones_like(y_true))
@@ -367,7 +399,10 @@ def test_fit_on_several_replicas(two_devices):
     with two_devices.scope():
         model = microbatched(network(), "given")
         model.compile(keras.optimizers.SGD(0.5), crossentropy(True))
-    with pytest.raises(ValueError, match="^Keras' fit cannot divide windows .* gradlab.Trainer. Received: 2 replicas$"):
+    with pytest.raises(
+        ValueError,
+        match="^Keras' fit cannot divide windows .* gradlab.Trainer. Received: 2 replicas$",
+    ):
         model.fit(windows(TEXTS, NEXT), verbose=0)
 
 
@@ -375,13 +410,18 @@ def test_replicas_divide_the_micro_batches(two_devices):
     large = in_keras(network(), crossentropy(True))
     with two_devices.scope():
         model = network()
-        trainer = Trainer(model, keras.optimizers.SGD(0.5), crossentropy(True), "given", two_devices)
+        trainer = Trainer(
+            model, keras.optimizers.SGD(0.5), crossentropy(True), "given", two_devices
+        )
     first, second = windows(TEXTS, NEXT)
     one_text = [part[:1, :1] for part in second]  # which leaves nothing for the other replica
     for x, y in (first, second, one_text):
         step = trainer.step(x, y)
         large.train_on_batch(x.values.to_tensor(), y.values.to_tensor())
-        assert len(step.losses) == x.shape[0] and step.weights.sum() == tf.reduce_sum(tf.cast(x > 0, tf.int32)).numpy()
+        assert (
+            len(step.losses) == x.shape[0]
+            and step.weights.sum() == tf.reduce_sum(tf.cast(x > 0, tf.int32)).numpy()
+        )
     assert difference(model, large) < 1e-5
 
 
@@ -392,7 +432,9 @@ def fit(model, *parts, loss=crossentropy(True), data=None, **options):  # noqa: 
     try:
         model.fit(windows(*parts) if data is None else data, verbose=0)
     finally:
-        assert model.optimizer.iterations == 0 and all(map(np.array_equal, before, model.get_weights()))
+        assert model.optimizer.iterations == 0 and all(
+            map(np.array_equal, before, model.get_weights())
+        )
 
 
 def trainer(**options):
@@ -409,7 +451,8 @@ def padding_counts(what):
 
 REFUSED = {
     "a loss over all positions": (
-        lambda: fit(network(masked=False), TEXTS, NEXT), padding_counts("loss sparse_categorical_crossentropy")
+        lambda: fit(network(masked=False), TEXTS, NEXT), padding_counts("loss "
+                                                                        "sparse_categorical_crossentropy")
     ),
     "a mean over positions": (
         lambda: fit(one_number_a_token(), TEXTS, NEXT, loss=losses.MeanSquaredError(name="mse")),
@@ -417,7 +460,8 @@ REFUSED = {
     ),
     "weights for texts": (
         lambda: fit(network(masked=False), TEXTS, NEXT, TEXT_WEIGHTS),
-        "sample_weight must have as many dimensions as the values of sparse_categorical_crossentropy, .*",
+        "sample_weight must have as many dimensions as the values of "
+        "sparse_categorical_crossentropy, .*",
     ),
     "weights with another divisor": (
         lambda: fit(network(masked=False), TEXTS, NEXT, WEIGHTS),
@@ -439,7 +483,8 @@ REFUSED = {
         padding_counts("loss lambda"),
     ),
     "a loss of its own": (
-        lambda: fit(with_own_loss(), TEXTS, NEXT), "compute_loss gives one number for the whole batch, .*None"
+        lambda: fit(with_own_loss(), TEXTS, NEXT), "compute_loss gives one number for the whole "
+                                                   "batch, .*None"
     ),
     "an added loss": (lambda: fit(network(added=0.1), TEXTS, NEXT), one_number("activity_regularization")),
     "steps that are not compiled": (
@@ -479,7 +524,8 @@ REFUSED = {
     ),
     "dense targets beside ragged texts": (
         lambda: fit(network(False), data=windows(TEXTS, CLASSES).map(lambda x, y: (x, y.row_lengths()))),
-        "All tensors of a window must be cut into micro-batches, or none. Received: 1 of 2 that are ragged",
+        "All tensors of a window must be cut into micro-batches, or none. Received: 1 of 2 that "
+        "are ragged",
     ),
     "targets cut elsewhere": (
         lambda: fit(network(False), data=windows(TEXTS, CLASSES).map(lambda x, y: (x, y[::-1]))),
@@ -499,7 +545,8 @@ REFUSED = {
     ),
     "a number of micro-batches": (
         lambda: trainer(accumulation=lambda update: 2),
-        'accumulation must be None with microbatch_size="given": each batch of the dataset is a window then. Rec.*',
+        'accumulation must be None with microbatch_size="given": each batch of the dataset is a '
+        'window then. Rec.*',
     ),
 }  # fmt: skip
 

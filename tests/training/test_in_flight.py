@@ -14,12 +14,20 @@ X, Y = np.random.default_rng(0).normal(size=(24, 6)).astype("float32"), np.arang
 
 
 def graph_of(function, *shape):
-    return tf.function(function, autograph=False).get_concrete_function(tf.TensorSpec(shape, tf.float32)).graph
+    return (
+        tf.function(function, autograph=False)
+        .get_concrete_function(tf.TensorSpec(shape, tf.float32))
+        .graph
+    )
 
 
 def model_with_state():
     keras.utils.set_random_seed(0)
-    layers = [keras.layers.Dense(8, "relu"), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)]
+    layers = [
+        keras.layers.Dense(8, "relu"),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dropout(0.5),
+    ]
     return keras.Sequential([keras.Input([6]), *layers, keras.layers.Dense(3)])
 
 
@@ -29,7 +37,9 @@ def single_layer():
 
 def fitted(verbose=0, build=model_with_state, **settings):
     model = gradlab.microbatched(build(), 5, **settings)
-    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    model.compile(
+        "adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"]
+    )
     model.fit(X, Y, batch_size=12, epochs=2, verbose=verbose, shuffle=False)
     return model
 
@@ -47,17 +57,22 @@ def four_cores(monkeypatch):
 def test_activations_are_counted_tensor_by_tensor(examples):
     weights = tf.ones([4, 8])
     plain = graph_of(lambda x: tf.nn.relu(x @ weights), None, 4)
-    assert activation_bytes(plain, examples) == 3 * examples * 8 * 4  # product, relu, and the result handed on
+    # Product, relu, and the result handed on
+    assert activation_bytes(plain, examples) == 3 * examples * 8 * 4
     halves = graph_of(lambda x: tf.cast(x, tf.float16), None, 4)
     assert activation_bytes(halves, examples) == 2 * examples * 4 * 2
-    rows = graph_of(lambda x: tf.reshape(x, [-1, 4]) @ weights, None, 5, 4)  # 5 rows for each example
+    # 5 rows for each example
+    rows = graph_of(lambda x: tf.reshape(x, [-1, 4]) @ weights, None, 5, 4)
     assert activation_bytes(rows, examples) == 5 * examples * (4 + 2 * 8) * 4
-    unknown = graph_of(lambda x: tf.reshape(x, [-1])[tf.newaxis], None, 4)  # as large as x, both times and as a result
+    # As large as x, both times and as a result
+    unknown = graph_of(lambda x: tf.reshape(x, [-1])[tf.newaxis], None, 4)
     assert activation_bytes(unknown, examples) == 3 * examples * 4 * 4
 
 
 def test_a_loop_or_a_function_hides_what_it_computes():
-    loop = graph_of(lambda x: tf.while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, 2 * y), (0, x))[1], None, 4)
+    loop = graph_of(
+        lambda x: tf.while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, 2 * y), (0, x))[1], None, 4
+    )
     call = graph_of(tf.function(lambda x: 2 * x), None, 4)
     texts = graph_of(lambda x: 2 * x, None, None)
     assert [activation_bytes(graph, 2) for graph in (loop, call, texts)] == [None] * 3
@@ -66,7 +81,13 @@ def test_a_loop_or_a_function_hides_what_it_computes():
 @pytest.mark.parametrize(
     "change, activations, accumulators, count, reason",
     [
-        ({}, MEBIBYTE, 0, 4, "one for each core, whose activations and gradients take 1.0 MiB each"),
+        (
+            {},
+            MEBIBYTE,
+            0,
+            4,
+            "one for each core, whose activations and gradients take 1.0 MiB each",
+        ),
         ({}, SMALL // 3, 0, 4, "one for each core"),
         ({}, SMALL // 2, 0, 3, "whose activations and gradients take 64 MiB each"),
         ({}, SMALL, 0, 2, "whose activations and gradients take 128 MiB each"),
@@ -86,8 +107,12 @@ def test_the_choice(change, activations, accumulators, count, reason, four_cores
     for name in ("cores", "available_memory"):
         if name in change:
             monkeypatch.setattr(runtime, name, lambda name=name: change[name])
-    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: ["GPU:0"] * change.get("gpu", False))
-    monkeypatch.setattr(tf.config.threading, "get_inter_op_parallelism_threads", lambda: change.get("threads", 0))
+    monkeypatch.setattr(
+        tf.config, "list_logical_devices", lambda kind: ["GPU:0"] * change.get("gpu", False)
+    )
+    monkeypatch.setattr(
+        tf.config.threading, "get_inter_op_parallelism_threads", lambda: change.get("threads", 0)
+    )
     monkeypatch.setattr(in_flight, "activation_bytes", lambda graph, examples: activations)
     chosen = choose(lambda: None, 2, accumulators)
     assert chosen.count == count and chosen.reason.startswith(reason)
@@ -95,7 +120,9 @@ def test_the_choice(change, activations, accumulators, count, reason, four_cores
 
 def test_replicas_share_the_cores(two_devices, four_cores):
     with two_devices.scope():
-        assert choose(lambda: None, 2, 0) == in_flight.InFlight(1, "because 2 replicas share the cores")
+        assert choose(lambda: None, 2, 0) == in_flight.InFlight(
+            1, "because 2 replicas share the cores"
+        )
         model = keras.Sequential([keras.Input([6]), keras.layers.Dense(3)])
         optimizer = keras.optimizers.SGD()
     assert gradlab.Trainer(model, optimizer, "mse", 2, two_devices).in_flight == 1
@@ -106,7 +133,9 @@ def test_fit_says_what_it_chose_once_and_the_model_keeps_it(four_cores, capsys):
     assert quiet.in_flight == 4 and "in flight" not in capsys.readouterr().out
     model = fitted(verbose=2, build=single_layer)
     said = [line for line in capsys.readouterr().out.splitlines() if "in flight" in line]
-    assert len(said) == 1 and said[0].startswith("gradlab: 4 micro-batches in flight, one for each core, whose")
+    assert len(said) == 1 and said[0].startswith(
+        "gradlab: 4 micro-batches in flight, one for each core, whose"
+    )
     model.fit(X, Y, verbose=2)
     assert "in flight" not in capsys.readouterr().out
     asked = fitted(verbose=2, build=single_layer, in_flight=3)
@@ -117,14 +146,18 @@ def test_fit_says_what_it_chose_once_and_the_model_keeps_it(four_cores, capsys):
 def test_trainer_says_it_too(four_cores, capsys):
     model = model_with_state()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    trainer = gradlab.Trainer(model, keras.optimizers.SGD(), loss, 5, weight_fn=lambda x, y: tf.ones_like(x[:, 0]))
+    trainer = gradlab.Trainer(
+        model, keras.optimizers.SGD(), loss, 5, weight_fn=lambda x, y: tf.ones_like(x[:, 0])
+    )
     assert trainer.in_flight is None
     trainer.step(X, Y)
     assert trainer.in_flight == 4 and "in flight" not in capsys.readouterr().out
     other = gradlab.Trainer(model, keras.optimizers.SGD(), loss, 5)
     other.fit(tf.data.Dataset.from_tensors((X, Y)), 2)
     assert capsys.readouterr().out.count("gradlab: 4 micro-batches in flight") == 1
-    with pytest.raises(ValueError, match=r'^in_flight must be "auto" or a positive integer. Received: 0$'):
+    with pytest.raises(
+        ValueError, match=r'^in_flight must be "auto" or a positive integer. Received: 0$'
+    ):
         gradlab.Trainer(model, keras.optimizers.SGD(), loss, 5, in_flight=0)
 
 
@@ -146,7 +179,8 @@ def test_the_choice_changes_no_bit(build, four_cores):
 
 
 def loops(monkeypatch):
-    """Records how each loop over micro-batches runs: (micro-batches at once, whether it adds in place)."""
+    """Records how each loop over micro-batches runs: (micro-batches at once, whether it adds in
+    place)."""
     found, accumulate = [], window_pass.accumulate
 
     def recorded(*args, accumulators=None, loop, **kwargs):
@@ -187,7 +221,8 @@ class Traced(keras.layers.Layer):
 
 
 def test_a_first_fit_traces_a_layer_three_times_and_a_second_one_never(four_cores):
-    """To build the loss and the metrics, for the choice, and for the micro-batches, whatever their sizes."""
+    """To build the loss and the metrics, for the choice, and for the micro-batches, whatever their
+    sizes."""
 
     def build():
         return keras.Sequential([keras.Input([6]), Traced(), keras.layers.Dense(3)])

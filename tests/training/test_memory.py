@@ -10,20 +10,26 @@ import pytest
 from paths import SUPPORT
 
 WORKER = str(SUPPORT / "memory_worker.py")
-# glibc keeps freed memory for later use, and how much depends on the timing of the threads. With these settings it
-# returns large pieces at once, so the measured peak is what TensorFlow held.
+# glibc keeps freed memory for later use, and how much depends on the timing of the threads. With
+# these settings it returns large pieces at once, so the measured peak is what TensorFlow held.
 GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_ARENA_MAX": "1"}
 
 
 def growth(micro_batches, updates):
     """The growth of the peak, and the size of the parameters, both in MiB."""
     command = [sys.executable, WORKER, str(micro_batches), str(updates)]
-    done = subprocess.run(command, env={**os.environ, **GIVE_BACK}, capture_output=True, text=True, check=True)
-    return [float(number) for number in re.search(r"growth (\S+) parameters (\S+)", done.stdout).groups()]
+    done = subprocess.run(
+        command, env={**os.environ, **GIVE_BACK}, capture_output=True, text=True, check=True
+    )
+    return [
+        float(number)
+        for number in re.search(r"growth (\S+) parameters (\S+)", done.stdout).groups()
+    ]
 
 
 def least(micro_batches, updates, limit):
-    """The growth, measured up to three times while it is above the limit: chance can only add to what is needed."""
+    """The growth, measured up to three times while it is above the limit: chance can only add to
+    what is needed."""
     for _ in range(3):
         found = growth(micro_batches, updates)[0]
         if found <= limit:
@@ -32,7 +38,9 @@ def least(micro_batches, updates, limit):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are read from Linux's /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="peaks are read from Linux's /proc"
+)
 def test_a_window_needs_one_example_and_one_accumulator_however_long_it_is():
     """VGG-16 with micro-batches of one example; every process trains on the same number of them."""
     one, parameters = growth(0, 16)
@@ -45,12 +53,16 @@ def test_a_window_needs_one_example_and_one_accumulator_however_long_it_is():
 
 def evaluation(step, microbatch_size):
     command = [sys.executable, str(SUPPORT / "evaluation_worker.py"), step, str(microbatch_size)]
-    done = subprocess.run(command, env={**os.environ, **GIVE_BACK}, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, env={**os.environ, **GIVE_BACK}, capture_output=True, text=True, check=True
+    )
     return float(re.search(r"growth (\S+)", done.stdout)[1])
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are read from Linux's /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="peaks are read from Linux's /proc"
+)
 def test_evaluation_and_prediction_need_no_more_than_a_micro_batch():
     """Batches of 64 images, micro-batches of 2; the images themselves are in memory either way."""
     plain = {step: evaluation(step, 0) for step in ("fit", "evaluate", "predict")}

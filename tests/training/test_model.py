@@ -43,15 +43,27 @@ def fit(
     return model.get_weights(), history.history
 
 
-def check(family, microbatch_size, *args, tolerance, moved=1e-4, reference=None, compile_args=None, **kwargs):
-    """Holds a microbatched fit, compiled with these arguments, against the large batch's: weights and losses."""
+def check(
+    family,
+    microbatch_size,
+    *args,
+    tolerance,
+    moved=1e-4,
+    reference=None,
+    compile_args=None,
+    **kwargs,
+):
+    """Holds a microbatched fit, compiled with these arguments, against the large batch's: weights
+    and losses."""
     expected, losses = reference or fit(family, large_batch.LargeBatch, *args, **kwargs)
     said = "mean" if family == "Subclassed" else None  # of the loss that it adds
     wrap = lambda model: gradlab.microbatched(model, microbatch_size, batch_losses=said)  # noqa: E731
     found, seen = fit(family, wrap, *args, compile_args=compile_args, **kwargs)
     start = large_batch.build(family).get_weights()
-    assert all(abs(new - old).max() >= moved for new, old in zip(expected, start))  # something was learnt
-    # One scale for all: where a gradient's parts cancel, an element's own size says nothing of its rounding.
+    # Something was learnt
+    assert all(abs(new - old).max() >= moved for new, old in zip(expected, start))
+    # One scale for all: where a gradient's parts cancel, an element's own size says nothing of its
+    # rounding.
     scale = max(abs(weights).max() for weights in expected)
     for one, other in zip(expected, found):
         np.testing.assert_allclose(other, one, rtol=tolerance, atol=tolerance * scale)
@@ -62,7 +74,8 @@ def check(family, microbatch_size, *args, tolerance, moved=1e-4, reference=None,
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_gets_the_update_of_the_large_batch(family, float64):
-    """Of 19 examples: two whole windows, a ragged one, and in the second epoch whole ones after it."""
+    """Of 19 examples: two whole windows, a ragged one, and in the second epoch whole ones after
+    it."""
     x, y = large_batch.data(family, 19)
     check(family, 3, x, y, optimizer="sgd", global_clipnorm=0.5, tolerance=1e-12)
 
@@ -79,7 +92,12 @@ def test_every_optimizer(optimizer, float64):
     check("shared", 3, x, y, optimizer=optimizer, epochs=1, tolerance=1e-12)
 
 
-@settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=10,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(
     family=st.sampled_from(["dense", "two_by_two", "shared", "embedding", "masked_and_whole"]),
     optimizer=st.sampled_from([name for name in OPTIMIZERS if name != "lion"]),
@@ -95,7 +113,16 @@ def test_every_optimizer(optimizer, float64):
     ]),
 )  # fmt: skip
 def test_any_combination(
-    family, optimizer, microbatch_size, batch_size, batches, tail, weighted, reduction, option, float64
+    family,
+    optimizer,
+    microbatch_size,
+    batch_size,
+    batches,
+    tail,
+    weighted,
+    reduction,
+    option,
+    float64,
 ):
     """Up to two whole batches and one of any size: more would do the same again."""
     examples = batches * batch_size + min(tail, batch_size)
@@ -109,7 +136,11 @@ def test_any_combination(
     )  # fmt: skip
 
 
-SCHEDULE = {"learning_rate": keras.optimizers.schedules.PiecewiseConstantDecay([2, 4], [0.125, 0.5, 0.03125])}
+SCHEDULE = {
+    "learning_rate": keras.optimizers.schedules.PiecewiseConstantDecay(
+        [2, 4], [0.125, 0.5, 0.03125]
+    )
+}
 EMA = {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 3}
 CLASS_WEIGHT = {"class_weight": {0: 0.5, 1: 2.0, 2: 1.0}}
 
@@ -126,7 +157,11 @@ def test_options(name, args, float64):
     args = {"family": "shared", **args}
     x, y = large_batch.data(args["family"], 19)
     if args.pop("callback", False):
-        args["fit_args"] = {"callbacks": [keras.callbacks.LearningRateScheduler(lambda epoch: 0.5 / 2 ** (epoch + 1))]}
+        args["fit_args"] = {
+            "callbacks": [
+                keras.callbacks.LearningRateScheduler(lambda epoch: 0.5 / 2 ** (epoch + 1))
+            ]
+        }
     check(microbatch_size=3, x=x, y=y, **args, tolerance=1e-12)
 
 
@@ -138,29 +173,43 @@ def test_history_and_metrics_are_the_large_batch_s(float64):
         wrapped = wrap(large_batch.build("two_by_two"))
         entropy = keras.metrics.SparseCategoricalCrossentropy(from_logits=True, name="entropy")
         metrics = {"kind": ["accuracy", entropy], "size": ["mae"]}
-        wrapped.compile(OPTIMIZERS["adam"](), **losses, metrics=metrics, weighted_metrics={"size": ["mse"]})
+        wrapped.compile(
+            OPTIMIZERS["adam"](), **losses, metrics=metrics, weighted_metrics={"size": ["mse"]}
+        )
         history = wrapped.fit(x, y, sample_weight={"kind": np.ones(16), "size": np.linspace(0, 1, 16)}, batch_size=8,
                               epochs=2, shuffle=False, verbose=0, validation_data=(x, y))  # fmt: skip
         both.append(
-            (history.history, wrapped.evaluate(x, y, verbose=0, return_dict=True), wrapped.predict(x, verbose=0))
+            (
+                history.history,
+                wrapped.evaluate(x, y, verbose=0, return_dict=True),
+                wrapped.predict(x, verbose=0),
+            )
         )
     (expected, score, predicted), (found, seen, guessed) = both
     assert set(found) == set(expected) and len(found) == 14
     for name, values in expected.items():
-        np.testing.assert_allclose(found[name], values, rtol=1e-6, err_msg=name)  # Keras' metrics count in float32
+        # Keras' metrics count in float32
+        np.testing.assert_allclose(found[name], values, rtol=1e-6, err_msg=name)
     assert score == pytest.approx(seen, rel=1e-6)
     np.testing.assert_allclose(guessed["size"], predicted["size"], rtol=1e-11, atol=1e-12)
 
-    # Keras weighs each batch's parts alike, the ragged tail's too; here the terms of the loss of an epoch add up.
+    # Keras weighs each batch's parts alike, the ragged tail's too; here the terms of the loss of an
+    # epoch add up.
     x, y = large_batch.data("two_by_two", 19)
     whole = {"kind": np.ones(19), "size": np.ones(19)}
-    history = wrapped.fit(x, y, sample_weight=whole, batch_size=8, epochs=2, shuffle=False, verbose=0).history
+    history = wrapped.fit(
+        x, y, sample_weight=whole, batch_size=8, epochs=2, shuffle=False, verbose=0
+    ).history
     np.testing.assert_allclose(
-        history["loss"], 0.5 * np.array(history["kind_loss"]) + 2 * np.array(history["size_loss"]), rtol=1e-6
+        history["loss"],
+        0.5 * np.array(history["kind_loss"]) + 2 * np.array(history["size_loss"]),
+        rtol=1e-6,
     )
 
 
-@pytest.mark.parametrize("compile_args", [{"steps_per_execution": 3}, {"run_eagerly": True}], ids=str)
+@pytest.mark.parametrize(
+    "compile_args", [{"steps_per_execution": 3}, {"run_eagerly": True}], ids=str
+)
 def test_ways_to_run(compile_args, float64):
     x, y = large_batch.data("shared", 19)
     check("shared", 3, x, y, compile_args=compile_args, tolerance=1e-12)
@@ -176,7 +225,9 @@ def mixed_float16():
 def scaled_fit(wrap, scale, epochs):
     x, y = large_batch.data("shared", 16)
     model = wrap(large_batch.build("shared"))
-    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.125), scale, dynamic_growth_steps=1000)
+    optimizer = keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(0.125), scale, dynamic_growth_steps=1000
+    )
     model.compile(optimizer, **large_batch.loss("shared"))
     losses = model.fit(x, y, batch_size=8, shuffle=False, epochs=epochs, verbose=0).history["loss"]
     return model.get_weights(), losses, float(optimizer.dynamic_scale), int(optimizer.iterations)
@@ -185,7 +236,9 @@ def scaled_fit(wrap, scale, epochs):
 def test_mixed_precision_with_a_loss_scale(mixed_float16):
     """float16 rounds, so the updates are near, not equal."""
     expected, losses, _, _ = scaled_fit(large_batch.LargeBatch, 2.0**10, epochs=5)
-    found, seen_losses, scale, updates = scaled_fit(lambda model: gradlab.microbatched(model, 3), 2.0**10, epochs=5)
+    found, seen_losses, scale, updates = scaled_fit(
+        lambda model: gradlab.microbatched(model, 3), 2.0**10, epochs=5
+    )
     assert (scale, updates) == (2.0**10, 10)
     np.testing.assert_allclose(seen_losses, losses, rtol=2e-3)
     for one, other in zip(expected, found):
@@ -193,19 +246,26 @@ def test_mixed_precision_with_a_loss_scale(mixed_float16):
 
 
 def test_a_loss_scale_that_is_too_large_is_halved_until_gradients_are_finite(mixed_float16):
-    weights, losses, scale, updates = scaled_fit(lambda model: gradlab.microbatched(model, 3), 2.0**30, epochs=15)
+    weights, losses, scale, updates = scaled_fit(
+        lambda model: gradlab.microbatched(model, 3), 2.0**30, epochs=15
+    )
     halvings = 30 - updates
     assert 0 < halvings < 30 and scale == 2.0 ** (30 - halvings)
     assert losses[-1] < losses[0] and all(np.isfinite(weight).all() for weight in weights)
 
 
 def test_a_loss_scale_on_two_devices(mixed_float16, two_devices):
-    """The scale is that of the whole: one device's overflow keeps all from updating, and halves it for all."""
+    """The scale is that of the whole: one device's overflow keeps all from updating, and halves it
+    for all."""
     x, y = large_batch.data("shared", 16)
     with two_devices.scope():
         model = large_batch.build("shared")
-        optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.125), 2.0**30, dynamic_growth_steps=1000)
-    trainer = gradlab.Trainer(model, optimizer, microbatch_size=3, strategy=two_devices, **large_batch.loss("shared"))
+        optimizer = keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(0.125), 2.0**30, dynamic_growth_steps=1000
+        )
+    trainer = gradlab.Trainer(
+        model, optimizer, microbatch_size=3, strategy=two_devices, **large_batch.loss("shared")
+    )
     steps = [trainer.step(x, y) for _ in range(30)]
     refused = [not step.applied for step in steps]
     assert 0 < sum(refused) < 30 and refused == sorted(refused, reverse=True)
@@ -215,7 +275,9 @@ def test_a_loss_scale_on_two_devices(mixed_float16, two_devices):
 
 def test_dropout_draws_for_each_micro_batch_and_so_differs():
     def train(microbatch_size):
-        model = keras.Sequential([keras.Input([4]), keras.layers.Dropout(0.5, seed=1), keras.layers.Dense(1)])
+        model = keras.Sequential(
+            [keras.Input([4]), keras.layers.Dropout(0.5, seed=1), keras.layers.Dense(1)]
+        )
         model.set_weights([np.ones((4, 1)), np.zeros(1)])
         small = gradlab.microbatched(model, microbatch_size)
         small.compile("sgd", "mse")
@@ -250,13 +312,20 @@ def test_batch_normalization_is_named_and_its_averages_are_the_window_s(float64)
     large.fit(x, y, batch_size=8, shuffle=False, verbose=0)
     small = gradlab.microbatched(found, 3)
     small.compile("sgd", "mse")
-    with pytest.warns(UserWarning, match="norm normalizes each micro-batch by its own statistics") as warned:
+    with pytest.warns(
+        UserWarning, match="norm normalizes each micro-batch by its own statistics"
+    ) as warned:
         small.fit(x, y, batch_size=8, shuffle=False, verbose=0)
     assert sum("normalizes" in str(warning.message) for warning in warned) == 1
-    for one, other in zip(expected.layers[0].non_trainable_variables, found.layers[0].non_trainable_variables):
-        np.testing.assert_allclose(other.numpy(), one.numpy(), rtol=1e-6)  # Keras keeps 1 - momentum in float32
+    for one, other in zip(
+        expected.layers[0].non_trainable_variables, found.layers[0].non_trainable_variables
+    ):
+        # Keras keeps 1 - momentum in float32
+        np.testing.assert_allclose(other.numpy(), one.numpy(), rtol=1e-6)
     # ... but the update is not the large batch's, as the warning says.
-    assert not np.allclose(expected.layers[1].kernel.numpy(), found.layers[1].kernel.numpy(), rtol=1e-3)
+    assert not np.allclose(
+        expected.layers[1].kernel.numpy(), found.layers[1].kernel.numpy(), rtol=1e-3
+    )
 
 
 def test_frozen_batch_normalization_is_exact_and_silent(float64, recwarn):
@@ -289,8 +358,12 @@ def test_batch_normalization_with_a_layer_used_twice_or_renormalized():
         with pytest.warns(UserWarning, match="normalizes"):
             small.fit(x, x[:, :1], verbose=0)
         one(x, training=True)  # with one micro-batch a window: what Keras itself assigns
-        theirs = next(layer for layer in one.layers if isinstance(layer, keras.layers.BatchNormalization))
-        for ours, their, old in zip(averages.non_trainable_variables, theirs.non_trainable_variables, before):
+        theirs = next(
+            layer for layer in one.layers if isinstance(layer, keras.layers.BatchNormalization)
+        )
+        for ours, their, old in zip(
+            averages.non_trainable_variables, theirs.non_trainable_variables, before
+        ):
             np.testing.assert_allclose(ours.numpy(), their.numpy(), rtol=2e-5, atol=1e-6)
             assert not np.array_equal(ours.numpy(), old)
 
@@ -347,11 +420,15 @@ def not_set_to_zero(right):
 
 
 def clipped_one_by_one(right):
-    return lambda total, gradient: right(total, tf.clip_by_norm(tf.convert_to_tensor(gradient), 0.01))
+    return lambda total, gradient: right(
+        total, tf.clip_by_norm(tf.convert_to_tensor(gradient), 0.01)
+    )
 
 
 def regularized_twice(right):
-    return lambda gradients, variables, scale: right(right(gradients, variables, scale)[1], variables, scale)
+    return lambda gradients, variables, scale: right(
+        right(gradients, variables, scale)[1], variables, scale
+    )
 
 
 def scheduled_one_by_one(right):
@@ -388,23 +465,30 @@ def test_planted_bugs_are_caught(float64, monkeypatch):
         x, y = large_batch.data(family, 19)
         with monkeypatch.context() as planted, pytest.raises(AssertionError, match="Not equal"):
             planted.setattr(owner, name, bug(getattr(owner, name)))
-            check(family, 3, x, y, optimizer=scheduled, tolerance=1e-5, reference=references[family])
+            check(
+                family, 3, x, y, optimizer=scheduled, tolerance=1e-5, reference=references[family]
+            )
             pytest.fail(f"{bug.__name__} was not noticed")
 
 
 def test_a_mask_that_is_not_counted_is_caught(float64, monkeypatch):
     x, y = large_batch.data("masked_and_whole", 19)
     divisor = term.SumAndDivisor._divisor
-    monkeypatch.setattr(term.SumAndDivisor, "_divisor", lambda self, mask, *args: divisor(self, None, *args))
+    monkeypatch.setattr(
+        term.SumAndDivisor, "_divisor", lambda self, mask, *args: divisor(self, None, *args)
+    )
     with pytest.raises(AssertionError, match="Not equal"):
         check("masked_and_whole", 3, x, y, epochs=1, tolerance=1e-5)
 
 
 @pytest.mark.parametrize("family", ["dense", "masked_and_whole"])
 def test_fit_on_two_devices(family, float64, two_devices):
-    """Keras hands each device its share of each batch, uneven at the tail; Keras' own option crashes here."""
+    """Keras hands each device its share of each batch, uneven at the tail; Keras' own option
+    crashes here."""
     x, y = large_batch.data(family, 19)
-    expected, losses = fit(family, large_batch.LargeBatch, x, y, optimizer="sgd", global_clipnorm=0.25)
+    expected, losses = fit(
+        family, large_batch.LargeBatch, x, y, optimizer="sgd", global_clipnorm=0.25
+    )
     with two_devices.scope():
         model = large_batch.build(family)
         small = gradlab.microbatched(model, 3)
@@ -413,11 +497,13 @@ def test_fit_on_two_devices(family, float64, two_devices):
     scale = max(abs(weights).max() for weights in expected)
     for one, other in zip(model.get_weights(), expected):
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12 * scale)
-    np.testing.assert_allclose(history["loss"], losses["loss"], rtol=1e-6)  # Keras keeps its losses in float32
+    # Keras keeps its losses in float32
+    np.testing.assert_allclose(history["loss"], losses["loss"], rtol=1e-6)
 
 
 class OneNumber(keras.losses.Loss):
-    """A loss with a __call__ of its own, which gives one number that nobody divides by the number of replicas."""
+    """A loss with a __call__ of its own, which gives one number that nobody divides by the number
+    of replicas."""
 
     def __call__(self, y_true, y_pred, sample_weight=None):
         return tf.reduce_mean((y_pred - tf.cast(y_true, y_pred.dtype)) ** 2)
@@ -442,8 +528,12 @@ def mean_of_squares(y, y_pred):
     [(keras.Model, [mean_of_squares, OneNumber()]), (OwnNumber, "mse"), (CallsSuper, "mse")],
 )
 def test_losses_that_are_one_number_on_two_devices(kind, loss, float64, two_devices):
-    """Keras divides some of them by the number of replicas, and others not; the large batch's loss is that of "mse"."""
-    x, y = np.random.default_rng(0).normal(size=[19, 4]), np.random.default_rng(1).normal(size=[19, 2])
+    """Keras divides some of them by the number of replicas, and others not; the large batch's loss
+    is that of "mse"."""
+    x, y = (
+        np.random.default_rng(0).normal(size=[19, 4]),
+        np.random.default_rng(1).normal(size=[19, 2]),
+    )
 
     def model(kind):
         keras.utils.set_random_seed(0)
@@ -453,7 +543,9 @@ def test_losses_that_are_one_number_on_two_devices(kind, loss, float64, two_devi
         return kind([inputs, keras.layers.Dense(2, "tanh")])
 
     expected = model(keras.Model if kind is keras.Model else keras.Sequential)
-    expected.compile(keras.optimizers.SGD(0.5), tf.nest.map_structure(lambda one: "mse", loss), run_eagerly=True)
+    expected.compile(
+        keras.optimizers.SGD(0.5), tf.nest.map_structure(lambda one: "mse", loss), run_eagerly=True
+    )
     with two_devices.scope():
         said = None if kind is keras.Model else "mean"
         small = gradlab.microbatched(model(kind), 3, batch_losses=said)
@@ -462,7 +554,8 @@ def test_losses_that_are_one_number_on_two_devices(kind, loss, float64, two_devi
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # gradlab cannot check that they are means
         histories = [
-            each.fit(x, targets, batch_size=8, epochs=2, shuffle=False, verbose=0).history for each in (expected, small)
+            each.fit(x, targets, batch_size=8, epochs=2, shuffle=False, verbose=0).history
+            for each in (expected, small)
         ]
     for one, other in zip(small.get_weights(), expected.get_weights()):
         np.testing.assert_allclose(one, other, rtol=1e-11, atol=1e-12)
@@ -482,12 +575,16 @@ class AddsAMean(keras.layers.Layer):
 
 @pytest.mark.parametrize("kind", [keras.Model, OwnOfTwo])
 def test_losses_of_outputs_and_of_layers_on_two_devices(kind, float64, two_devices):
-    """Keras divides its own losses by the number of replicas wherever they are called, in layers too.
+    """Keras divides its own losses by the number of replicas wherever they are called, in layers
+    too.
 
     One batch per epoch: Keras does not weight the metrics of outputs by the sizes of batches.
     """
     rows = np.random.default_rng(0)
-    x, y = rows.normal(size=[20, 4]), {"one": rows.normal(size=[20, 2]), "other": rows.normal(size=[20, 1])}
+    x, y = (
+        rows.normal(size=[20, 4]),
+        {"one": rows.normal(size=[20, 2]), "other": rows.normal(size=[20, 1])},
+    )
 
     def model(kind):
         keras.utils.set_random_seed(0)
@@ -508,7 +605,8 @@ def test_losses_of_outputs_and_of_layers_on_two_devices(kind, float64, two_devic
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         histories = [
-            each.fit(x, y, batch_size=20, epochs=2, shuffle=False, verbose=0).history for each in (expected, small)
+            each.fit(x, y, batch_size=20, epochs=2, shuffle=False, verbose=0).history
+            for each in (expected, small)
         ]
     for one, other in zip(small.get_weights(), expected.get_weights()):
         np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-11)
@@ -553,7 +651,8 @@ def test_fit_makes_its_variables_beforehand_and_no_norms(monkeypatch):
 
 
 class Crowd(keras.layers.Layer):
-    """Counts how many micro-batches are under way at once. Each waits for a second one, until a wait was in vain."""
+    """Counts how many micro-batches are under way at once. Each waits for a second one, until a
+    wait was in vain."""
 
     def __init__(self):
         super().__init__()
@@ -582,10 +681,13 @@ def test_as_many_micro_batches_are_under_way_as_were_asked_for(way):
     for in_flight in (1, 2):
         crowd = Crowd()
         model = keras.Sequential([keras.Input([2]), crowd, keras.layers.Dense(1)])
-        crowd.seconds = 60.0 if in_flight == 2 else 0.5  # nobody comes if one was asked for, or else at once
+        # Nobody comes if one was asked for, or else at once
+        crowd.seconds = 60.0 if in_flight == 2 else 0.5
         x, y = np.ones([16, 2], "float32"), np.ones([16, 1], "float32")
         if way == "Trainer":
-            gradlab.Trainer(model, keras.optimizers.SGD(0.1), "mse", 2, in_flight=in_flight).step(x, y)
+            gradlab.Trainer(model, keras.optimizers.SGD(0.1), "mse", 2, in_flight=in_flight).step(
+                x, y
+            )
         else:
             small = gradlab.microbatched(model, 2, in_flight=in_flight)
             small.compile("sgd", "mse")
@@ -598,7 +700,9 @@ def test_a_loss_without_a_name():
     x, y = np.random.default_rng(0).normal(size=[2, 10, 3]).astype("float32")
     weights = []
     for loss in ("mse", lambda y, p: keras.ops.mean((y - p) ** 2, axis=-1)):
-        model = keras.Sequential([keras.Input([3]), keras.layers.Dense(3, kernel_initializer="ones")])
+        model = keras.Sequential(
+            [keras.Input([3]), keras.layers.Dense(3, kernel_initializer="ones")]
+        )
         if loss != "mse":
             gradlab.microbatched(model, 3)
         model.compile("sgd", loss, run_eagerly=loss == "mse")
@@ -666,7 +770,8 @@ print("equal")
 
 
 def test_xla_compiles_the_micro_batch():
-    """In a process of its own: deterministic operations, which the tests ask for, and XLA exclude each other."""
+    """In a process of its own: deterministic operations, which the tests ask for, and XLA exclude
+    each other."""
     done = subprocess.run([sys.executable, "-c", XLA], capture_output=True, text=True, check=False)
     assert done.stdout.endswith("equal\n"), done.stderr[-2000:]
 
@@ -685,7 +790,9 @@ class OwnStep(keras.Sequential):
 
 def unequal():
     spec = tf.TensorSpec([None, 4]), tf.TensorSpec([None, 3])
-    return tf.data.Dataset.from_generator(lambda: [(np.ones((4, 4)), np.ones((3, 3)))], output_signature=spec)
+    return tf.data.Dataset.from_generator(
+        lambda: [(np.ones((4, 4)), np.ones((3, 3)))], output_signature=spec
+    )
 
 
 ENTROPY = keras.losses.SparseCategoricalCrossentropy
@@ -724,15 +831,18 @@ REFUSED = {
         lambda: gradlab.microbatched(keras.Sequential([keras.layers.Dense(1)]), 2).fit(ONES, ONES),
         "You must call `compile\\(\\)` before using the model.",
     ),
-    "not a model": (lambda: gradlab.microbatched("lenet", 2), "model must be a keras.Model. Received: 'lenet'"),
+    "not a model": (lambda: gradlab.microbatched("lenet", 2), "model must be a keras.Model. "
+                                                              "Received: 'lenet'"),
     "no loss": (
         lambda: compiled(None).fit(ONES, LABELS, verbose=0),
         "There is no loss to compute: give one to compile, or add one in a layer. Received: None",
     ),
     "a train_step of its own": (
         lambda: gradlab.microbatched(OwnStep(), 2),
-        "model must not have a train_step of its own, which gradlab's would replace. Three lines of it change: .* "
-        r"gradlab.value_and_gradients\(loss, variables, data, microbatch_size\)`. Received: OwnStep.train_step",
+        "model must not have a train_step of its own, which gradlab's would replace. Three lines "
+        "of it change: .* "
+        r"gradlab.value_and_gradients\(loss, variables, data, microbatch_size\)`. Received: "
+        r"OwnStep.train_step",
     ),
     "accumulated twice": (
         lambda: compiled(optimizer=keras.optimizers.SGD(gradient_accumulation_steps=4)),
@@ -740,8 +850,8 @@ REFUSED = {
     ),
     "no reduction": (
         lambda: compiled(ENTROPY(reduction=None)),
-        "sparse_categorical_crossentropy must have a reduction for gradlab to know the large batch's loss: "
-        "sum_over_batch_size, mean, mean_with_sample_weight or sum. Received: None",
+        "sparse_categorical_crossentropy must have a reduction for gradlab to know the large "
+        "batch's loss: sum_over_batch_size, mean, mean_with_sample_weight or sum. Received: None",
     ),
     "in_flight": (
         lambda: gradlab.microbatched(keras.Sequential(), 2, in_flight=0),

@@ -1,4 +1,5 @@
-"""A microbatched model behaves as the model: numbers, own methods, kinds of data, and clear errors where it cannot."""
+"""A microbatched model behaves as the model: numbers, own methods, kinds of data, and clear errors
+where it cannot."""
 
 import inspect
 import pickle
@@ -17,7 +18,10 @@ from gradlab import window
 
 ops = keras.ops
 GENERATOR = np.random.default_rng(0)
-X, Y = GENERATOR.normal(size=(19, 4)).astype("float32"), GENERATOR.normal(size=(19, 1)).astype("float32")
+X, Y = (
+    GENERATOR.normal(size=(19, 4)).astype("float32"),
+    GENERATOR.normal(size=(19, 1)).astype("float32"),
+)
 FIT = {"batch_size": 8, "shuffle": False, "verbose": 0, "epochs": 2}
 
 
@@ -31,13 +35,18 @@ def fresh(value):
 
 
 def compiled_fit(*args, x=X, y=Y, fit=FIT, evaluates=False, **kwargs):
-    """A run for `train`: compiles, fits, and evaluates where the test is about that, because it is traced, too."""
+    """A run for `train`: compiles, fits, and evaluates where the test is about that, because it is
+    traced, too."""
 
     def run(model):
-        positional, by_name = keras.tree.map_structure(fresh, (args or (keras.optimizers.SGD(0.05), "mse"), kwargs))
+        positional, by_name = keras.tree.map_structure(
+            fresh, (args or (keras.optimizers.SGD(0.05), "mse"), kwargs)
+        )
         model.compile(*positional, **by_name)
         results = history(model.fit(x, y, **fit))
-        scores = model.evaluate(x, y, batch_size=8, verbose=0, return_dict=True) if evaluates else {}
+        scores = (
+            model.evaluate(x, y, batch_size=8, verbose=0, return_dict=True) if evaluates else {}
+        )
         return results | {f"evaluate {k}": np.array(v) for k, v in scores.items()}
 
     return run
@@ -50,12 +59,16 @@ def test_the_model_stays_itself_and_its_files_load_without_gradlab(tmp_path):
     model = sequential(keras.layers.Dense(3, "tanh"))
     layers, config = list(model.layers), model.get_config()
     assert gradlab.microbatched(model, 3) is model and type(model) is keras.Sequential
-    assert model.layers == layers and model.get_config() == config and model.input_shape == (None, 4)
+    assert (
+        model.layers == layers and model.get_config() == config and model.input_shape == (None, 4)
+    )
     model.compile(keras.optimizers.AdamW(0.01), "mse")
     model.fit(X, Y, **FIT)
     model.save(tmp_path / "model.keras")
     model.save_weights(tmp_path / "model.weights.h5")
-    np.savez(tmp_path / "state.npz", *[v.numpy() for v in [*model.weights, *model.optimizer.variables]])
+    np.savez(
+        tmp_path / "state.npz", *[v.numpy() for v in [*model.weights, *model.optimizer.variables]]
+    )
     program = f"""
 import sys, keras, numpy as np
 model = keras.models.load_model({str(tmp_path / "model.keras")!r})
@@ -65,11 +78,15 @@ for key, variable in zip(state, [*model.weights, *model.optimizer.variables], st
     np.testing.assert_array_equal(state[key], variable.numpy())
 print(int(model.optimizer.iterations))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
     assert done.stdout == "6\n", done.stderr[-2000:]
     plain = sequential(keras.layers.Dense(3, "tanh"))
     plain.load_weights(tmp_path / "model.weights.h5")  # files of weights cross over
-    np.testing.assert_allclose(plain.predict(X, verbose=0), model.predict(X, verbose=0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        plain.predict(X, verbose=0), model.predict(X, verbose=0), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_a_loaded_model_goes_on_to_the_bit_once_it_is_prepared_again(tmp_path):
@@ -90,10 +107,16 @@ def test_checkpoints_and_backups_are_those_of_the_model(tmp_path):
     def run(model):
         folder = tmp_path / str(next(runs))
         model.compile("adam", "mse")
-        best = keras.callbacks.ModelCheckpoint(folder / "best.keras", monitor="val_loss", save_best_only=True)
-        backup = keras.callbacks.BackupAndRestore(folder / "backup", save_freq=1, delete_checkpoint=False)
+        best = keras.callbacks.ModelCheckpoint(
+            folder / "best.keras", monitor="val_loss", save_best_only=True
+        )
+        backup = keras.callbacks.BackupAndRestore(
+            folder / "backup", save_freq=1, delete_checkpoint=False
+        )
         fitted = model.fit(X, Y, validation_data=(X[:5], Y[:5]), callbacks=[best, backup], **FIT)
-        return history(fitted) | {"loaded": keras.models.load_model(folder / "best.keras").predict(X, verbose=0)}
+        return history(fitted) | {
+            "loaded": keras.models.load_model(folder / "best.keras").predict(X, verbose=0)
+        }
 
     assert_equal(lambda: sequential(keras.layers.Dense(3, "tanh")), run, 3)
 
@@ -146,11 +169,14 @@ def test_random_numbers_without_a_seed_differ_between_micro_batches_and_updates(
 
     def run(model):
         model.compile(keras.optimizers.SGD(0.0), "mse")
-        return history(model.fit(np.zeros((8, 4)), np.zeros((8, 4)), batch_size=8, epochs=3, verbose=0))
+        return history(
+            model.fit(np.zeros((8, 4)), np.zeros((8, 4)), batch_size=8, epochs=3, verbose=0)
+        )
 
     plain = train(build, run)["history loss"]
     whole = train(build, run, 8)["history loss"]
-    np.testing.assert_allclose(whole, plain, rtol=1e-6)  # one micro-batch draws what the batch draws
+    # One micro-batch draws what the batch draws
+    np.testing.assert_allclose(whole, plain, rtol=1e-6)
     parts = train(build, run, 4)["history loss"]
     assert len({*whole.round(6), *parts.round(6)}) == 6
     drawn = [x for x in seen if x.shape == (4, 4)]
@@ -169,7 +195,8 @@ def test_spectral_normalization_as_in_the_large_batch():
 
 
 class Assigns(keras.layers.Layer):
-    """Assigns a counter, a trained variable and a running mean in its forward pass, and uses them afterwards."""
+    """Assigns a counter, a trained variable and a running mean in its forward pass, and uses them
+    afterwards."""
 
     def build(self, shape):
         self.calls = self.add_weight(shape=(), initializer="zeros", trainable=False)
@@ -185,9 +212,16 @@ class Assigns(keras.layers.Layer):
 
 
 def test_variables_that_a_forward_pass_assigns():
-    """What does not depend on the examples changes once per update; gradients are those of Keras' variables."""
-    plain, _ = assert_equal(lambda: sequential(Assigns()), compiled_fit(), 3, but=["assigns/variable_1"])
-    assert any("assigns/variable" in name and value == 6 for name, value in plain.items() if np.shape(value) == ())
+    """What does not depend on the examples changes once per update; gradients are those of Keras'
+    variables."""
+    plain, _ = assert_equal(
+        lambda: sequential(Assigns()), compiled_fit(), 3, but=["assigns/variable_1"]
+    )
+    assert any(
+        "assigns/variable" in name and value == 6
+        for name, value in plain.items()
+        if np.shape(value) == ()
+    )
 
 
 def test_an_assigned_value_passes_on_no_gradient():
@@ -226,7 +260,9 @@ class OwnCounting(keras.metrics.Metric):
 def test_metrics_as_strings_functions_and_objects():
     metrics = ["mae", scalar_mae, OwnCounting(), keras.metrics.RootMeanSquaredError()]
     for sizes, evaluates in [((1, 8), False), ((3,), True)]:
-        run = compiled_fit("sgd", "mse", metrics=metrics, weighted_metrics=[scalar_mae, "mse"], evaluates=evaluates)
+        run = compiled_fit(
+            "sgd", "mse", metrics=metrics, weighted_metrics=[scalar_mae, "mse"], evaluates=evaluates
+        )
         plain, _ = assert_equal(sequential, run, *sizes)
         assert len([name for name in plain if name.startswith("history")]) == 7
 
@@ -240,7 +276,9 @@ def test_a_metric_that_counts_calls_in_its_own_way_is_named():
     model = gradlab.microbatched(sequential(), 3)
     last = Last()
     model.compile("sgd", "mse", metrics=[last])
-    with pytest.warns(UserWarning, match="own_counting counts the batches it is given, in a way that"):
+    with pytest.warns(
+        UserWarning, match="own_counting counts the batches it is given, in a way that"
+    ):
         model.fit(X, Y, **FIT)
     assert float(last.calls) == 7  # micro-batches of an epoch: 3 + 3 + 1, as the warning says
 
@@ -276,7 +314,8 @@ def test_losses_that_layers_add(recwarn):
     def build():
         inputs = keras.Input([4])
         branches = [
-            Adds(function, name=f"adds_{kind.split()[-1]}")(dense(kind)(inputs)) for kind, function in ADDED.items()
+            Adds(function, name=f"adds_{kind.split()[-1]}")(dense(kind)(inputs))
+            for kind, function in ADDED.items()
         ]
         return keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Concatenate()(branches)))
 
@@ -294,8 +333,12 @@ def test_an_added_loss_beside_losses_of_other_divisors():
         hidden = Adds(ADDED["sum"])(keras.layers.GRU(3, return_sequences=True)(hidden))
         return keras.Model(inputs, keras.layers.Dense(1)(hidden))
 
-    tokens = np.where(np.arange(5) < GENERATOR.integers(1, 6, (19, 1)), GENERATOR.integers(1, 7, (19, 5)), 0)
-    run = compiled_fit(keras.optimizers.SGD(0.01), "mse", x=tokens, y=GENERATOR.normal(size=(19, 5, 1)))
+    tokens = np.where(
+        np.arange(5) < GENERATOR.integers(1, 6, (19, 1)), GENERATOR.integers(1, 7, (19, 5)), 0
+    )
+    run = compiled_fit(
+        keras.optimizers.SGD(0.01), "mse", x=tokens, y=GENERATOR.normal(size=(19, 5, 1))
+    )
     assert_equal(build, run, 3, batch_losses="sum")
 
 
@@ -308,7 +351,9 @@ def balance(x):
 def test_an_added_loss_that_is_not_additive_is_refused(b):
     model = gradlab.microbatched(sequential(Adds(balance, name="router")), b, batch_losses="mean")
     model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="^router must be a mean over the examples, as batch_losses.*Received: "):
+    with pytest.raises(
+        ValueError, match="^router must be a mean over the examples, as batch_losses.*Received: "
+    ):
         model.fit(X, Y, **FIT)
     assert int(model.optimizer.iterations) == 0
 
@@ -317,7 +362,9 @@ def test_an_added_loss_that_is_not_additive_is_refused(b):
 def test_an_added_loss_of_which_nothing_is_said_is_refused(trains):
     model = gradlab.microbatched(sequential(Adds(ADDED["mean"], name="adds")), 4)
     model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match='^adds gives one number for the whole batch.* say batch_losses="mean"'):
+    with pytest.raises(
+        ValueError, match='^adds gives one number for the whole batch.* say batch_losses="mean"'
+    ):
         model.fit(X, Y, **FIT) if trains else model.evaluate(X, Y, verbose=0)
 
 
@@ -341,7 +388,9 @@ def test_an_added_loss_of_random_numbers_is_not_judged():
 
 
 def test_dropout_before_an_added_loss_is_no_reason_to_warn(recwarn):
-    model = gradlab.microbatched(sequential(keras.layers.Dropout(0.5), Adds(ADDED["mean"])), 4, batch_losses="mean")
+    model = gradlab.microbatched(
+        sequential(keras.layers.Dropout(0.5), Adds(ADDED["mean"])), 4, batch_losses="mean"
+    )
     model.compile("sgd", "mse")
     model.fit(X, Y, **FIT)
     assert not [warning for warning in recwarn if "loss" in str(warning.message)]
@@ -349,7 +398,8 @@ def test_dropout_before_an_added_loss_is_no_reason_to_warn(recwarn):
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_embeddings_get_the_gradient_of_a_dense_layer(optimizer):
-    """Keras squares the rows of a token that occurs twice one by one, so Adam differs even if b is the batch."""
+    """Keras squares the rows of a token that occurs twice one by one, so Adam differs even if b is
+    the batch."""
     tokens, y = np.array([[1, 1, 2], [1, 3, 3]]), np.ones((2, 1))
 
     def build():
@@ -366,14 +416,21 @@ def test_embeddings_get_the_gradient_of_a_dense_layer(optimizer):
 
     def run(x):
         def fit(model):
-            model.set_weights([np.linspace(-1, 1, w.size).reshape(w.shape) for w in model.get_weights()])
-            model.compile(getattr(keras.optimizers, {"adam": "Adam", "sgd": "SGD"}[optimizer])(0.01), "mse")
+            model.set_weights(
+                [np.linspace(-1, 1, w.size).reshape(w.shape) for w in model.get_weights()]
+            )
+            model.compile(
+                getattr(keras.optimizers, {"adam": "Adam", "sgd": "SGD"}[optimizer])(0.01), "mse"
+            )
             model.fit(x, y, verbose=0, epochs=2)
             return {"table": model.get_weights()[0]}
 
         return fit
 
-    keras_table, dense = train(build, run(tokens))["table"], train(as_dense, run(np.eye(4)[tokens]))["table"]
+    keras_table, dense = (
+        train(build, run(tokens))["table"],
+        train(as_dense, run(np.eye(4)[tokens]))["table"],
+    )
     for b in (1, 2) if optimizer == "adam" else (2,):  # SGD is here for the last line only
         found = train(build, run(tokens), b)["table"]
         np.testing.assert_allclose(found, dense, rtol=1e-5, atol=1e-7)
@@ -388,7 +445,10 @@ class OwnMetrics(keras.Sequential):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.largest, self.average = keras.metrics.RootMeanSquaredError("held"), keras.metrics.Mean("average")
+        self.largest, self.average = (
+            keras.metrics.RootMeanSquaredError("held"),
+            keras.metrics.Mean("average"),
+        )
 
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
         self.largest.update_state(y, y_pred)
@@ -429,7 +489,9 @@ def test_own_evaluation_runs_as_it_is():
         fitted = model.fit(X, Y, validation_data=(X, Y), **FIT)
         return history(fitted) | {"predicted": model.predict(X, batch_size=8, verbose=0)}
 
-    plain, _ = assert_equal(lambda: OwnEvaluation([keras.Input([4]), keras.layers.Dense(1)]), run, 3)
+    plain, _ = assert_equal(
+        lambda: OwnEvaluation([keras.Input([4]), keras.layers.Dense(1)]), run, 3
+    )
     assert "history val_loss" in plain
 
 
@@ -457,12 +519,22 @@ class SumLoss(OwnLoss):
 
 class MoreThanTheLoss(keras.Sequential):
     def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
-        return super().compute_loss(x, y, y_pred, sample_weight) + ops.mean(ops.abs(x)) * ops.mean(ops.ones_like(y))
+        return super().compute_loss(x, y, y_pred, sample_weight) + ops.mean(ops.abs(x)) * ops.mean(
+            ops.ones_like(y)
+        )
 
 
-@pytest.mark.parametrize(("model", "sizes"), [(OwnLoss, (1, 8)), (SumLoss, (1,)), (MoreThanTheLoss, ())])
+@pytest.mark.parametrize(
+    ("model", "sizes"), [(OwnLoss, (1, 8)), (SumLoss, (1,)), (MoreThanTheLoss, ())]
+)
 def test_own_loss(model, sizes):
-    layers = lambda: [keras.Input([4]), keras.layers.Dense(3, "tanh", kernel_regularizer="l2"), keras.layers.Dense(1)]  # noqa: E731
+    def layers():
+        return [
+            keras.Input([4]),
+            keras.layers.Dense(3, "tanh", kernel_regularizer="l2"),
+            keras.layers.Dense(1),
+        ]
+
     fit = FIT | {"sample_weight": np.linspace(0.5, 2, 19)}
     loss = "mse" if model is MoreThanTheLoss else None
     said = "sum" if model is SumLoss else "mean"
@@ -481,7 +553,8 @@ class WholeBatch(keras.losses.Loss):
 
 @pytest.mark.parametrize("loss", [lambda y, p: ops.mean((y - p) ** 2), WholeBatch(), [scalar_mae, "mse"]],
                          ids=["a function", "an object", "beside another"])  # fmt: skip
-def test_losses_that_give_one_number_for_a_batch(loss, float64):  # in float32 a bias differs by 1e-5
+# In float32 a bias differs by 1e-5
+def test_losses_that_give_one_number_for_a_batch(loss, float64):
     def build():
         if not isinstance(loss, list):
             return sequential(keras.layers.Dense(3, "tanh", activity_regularizer="l2"))
@@ -490,7 +563,8 @@ def test_losses_that_give_one_number_for_a_batch(loss, float64):  # in float32 a
 
     x, one = X.astype("float64"), Y.astype("float64")
     y = [one, one + 1] if isinstance(loss, list) else one
-    fit = FIT | {"batch_size": 19} if isinstance(loss, list) else FIT  # see "What is equal": losses of single outputs
+    # See "What is equal": losses of single outputs
+    fit = FIT | {"batch_size": 19} if isinstance(loss, list) else FIT
     run = compiled_fit(keras.optimizers.SGD(0.01), loss, x=x, y=y, fit=fit)
     # Keras computes the metrics of History and of `evaluate` in float32.
     assert_equal(build, run, 1, 3, rtol=1e-6)
@@ -513,7 +587,10 @@ class Product(keras.losses.Loss):
 
 SUMS = {
     "parts cancel": (Total(), lambda **options: keras.layers.LayerNormalization(**options)),
-    "zero": (Product(), lambda **options: keras.layers.Dense(1, kernel_initializer="zeros", **options)),
+    "zero": (
+        Product(),
+        lambda **options: keras.layers.Dense(1, kernel_initializer="zeros", **options),
+    ),
     "not near by": (
         RootAboveOne(),
         lambda **options: keras.layers.Dense(1, lambda x: 1.5 + ops.sigmoid(x) / 9, **options),
@@ -539,7 +616,11 @@ def test_a_sum_is_told_from_a_mean_wherever_it_is_defined(kinds, rtol):
         names = [kind.replace(" ", "_") for kind in kinds]
         hidden = [keras.layers.Dense(64, name=f"{name}_hidden")(inputs) for name in names]
         return keras.Model(
-            inputs, [SUMS[kind][1](name=name)(h) for kind, name, h in zip(kinds, names, hidden, strict=True)]
+            inputs,
+            [
+                SUMS[kind][1](name=name)(h)
+                for kind, name, h in zip(kinds, names, hidden, strict=True)
+            ],
         )
 
     y = [Y] * len(kinds) if len(kinds) > 1 else Y
@@ -552,7 +633,9 @@ def test_a_loss_that_is_no_tensor():
         model.compile("adam", lambda y, y_pred: 0)
         return history(model.fit(X, Y, **FIT))
 
-    assert_equal(lambda: keras.Sequential([keras.Input([4]), keras.layers.Activation("tanh")]), run, 3)
+    assert_equal(
+        lambda: keras.Sequential([keras.Input([4]), keras.layers.Activation("tanh")]), run, 3
+    )
 
 
 def test_own_loss_of_several_parts():
@@ -563,7 +646,9 @@ def test_own_loss_of_several_parts():
             return super().compute_loss(x, y, [y_pred, 2 * y_pred], sample_weight)
 
     build = lambda: Twice([keras.Input([4]), keras.layers.Dense(1)])  # noqa: E731
-    run = compiled_fit("sgd", ["mse", "mae"], y=(Y, Y + 1), fit=FIT | {"batch_size": 19}, evaluates=True)
+    run = compiled_fit(
+        "sgd", ["mse", "mae"], y=(Y, Y + 1), fit=FIT | {"batch_size": 19}, evaluates=True
+    )
     # Eagerly, Keras weights an output's loss over the ragged tail of an evaluation in another way.
     plain, _ = assert_equal(build, run, 3, eager=False, batch_losses="mean")
     assert {"history mse_loss", "history mae_loss"} <= set(plain)
@@ -572,7 +657,10 @@ def test_own_loss_of_several_parts():
 def test_own_loss_eagerly():
     build = lambda: OwnLoss([keras.Input([4]), keras.layers.Dense(1)])  # noqa: E731
     assert_equal(
-        build, compiled_fit("sgd", run_eagerly=True, fit=FIT | {"epochs": 1}, evaluates=True), 3, batch_losses="mean"
+        build,
+        compiled_fit("sgd", run_eagerly=True, fit=FIT | {"epochs": 1}, evaluates=True),
+        3,
+        batch_losses="mean",
     )
 
 
@@ -599,10 +687,14 @@ def test_own_loss_that_is_no_mean_and_no_sum():
         def compute_loss(self, x, y, y_pred, sample_weight=None):
             return ops.mean((y_pred - ops.mean(y_pred)) ** 2)
 
-    model = gradlab.microbatched(Contrasts([keras.Input([4]), keras.layers.Dense(1)]), 4, batch_losses="mean")
+    model = gradlab.microbatched(
+        Contrasts([keras.Input([4]), keras.layers.Dense(1)]), 4, batch_losses="mean"
+    )
     model.compile("sgd")
     before = model.get_weights()
-    with pytest.raises(ValueError, match=r"^compute_loss must be a mean over the examples.*Received: \S+ "):
+    with pytest.raises(
+        ValueError, match=r"^compute_loss must be a mean over the examples.*Received: \S+ "
+    ):
         model.fit(X, Y, **FIT)
     for one, other in zip(before, model.get_weights()):
         np.testing.assert_array_equal(one, other)
@@ -632,7 +724,9 @@ def of_sparse(x):
 SPARSE = np.where(np.abs(X) > 0.5, X, 0)
 
 
-@pytest.mark.parametrize("x", [scipy.sparse.csr_matrix(SPARSE), tf.sparse.from_dense(SPARSE)], ids=["scipy", "tf"])
+@pytest.mark.parametrize(
+    "x", [scipy.sparse.csr_matrix(SPARSE), tf.sparse.from_dense(SPARSE)], ids=["scipy", "tf"]
+)
 def test_sparse_data(x):
     build = lambda: keras.Sequential([keras.Input([4], sparse=True), keras.layers.Dense(1)])  # noqa: E731
     assert_equal(build, of_sparse(x), 3)
@@ -651,7 +745,9 @@ class Pooled(keras.Model):
 
 
 def test_ragged_data():
-    tokens = tf.RaggedTensor.from_row_lengths(GENERATOR.integers(0, 9, 190), [1 + i for i in range(19)])
+    tokens = tf.RaggedTensor.from_row_lengths(
+        GENERATOR.integers(0, 9, 190), [1 + i for i in range(19)]
+    )
     assert_equal(Pooled, of_sparse(tokens), 3)
 
 
@@ -661,13 +757,20 @@ def test_a_cross_entropy_by_the_shapes():
     def build():
         inputs = keras.Input([4])
         activations = {1: "sigmoid", 2: "softmax", 3: "softmax"}
-        heads = [keras.layers.Dense(units, kind, name=f"of_{units}") for units, kind in activations.items()]
+        heads = [
+            keras.layers.Dense(units, kind, name=f"of_{units}")
+            for units, kind in activations.items()
+        ]
         return keras.Model(inputs, [head(inputs) for head in heads])
 
     y = [GENERATOR.integers(0, classes, (19, 1)) for classes in (2, 2, 3)]
     # One batch an epoch: see "What is equal" on the losses of single outputs over a ragged tail.
     fit = FIT | {"batch_size": 19}
-    assert_equal(build, compiled_fit("sgd", ["crossentropy"] * 3, metrics=[["accuracy"]] * 3, y=y, fit=fit), 3)
+    assert_equal(
+        build,
+        compiled_fit("sgd", ["crossentropy"] * 3, metrics=[["accuracy"]] * 3, y=y, fit=fit),
+        3,
+    )
 
 
 def test_arguments_of_compile_by_position():
@@ -692,7 +795,9 @@ def test_window_gradients_of_keras_variables():
     @tf.function(autograph=False)
     def both():
         kinds = dense.trainable_weights, [v.value for v in dense.trainable_weights]
-        return [window.window_gradients(loss, kind, (X, Y), tf.ones(19), 4).gradients for kind in kinds]
+        return [
+            window.window_gradients(loss, kind, (X, Y), tf.ones(19), 4).gradients for kind in kinds
+        ]
 
     for one, other in zip(*both(), strict=True):
         np.testing.assert_array_equal(one, other)
@@ -719,7 +824,9 @@ def test_predictions_of_every_shape():
 
 
 def test_refusals():
-    stateful = keras.Sequential([keras.Input(batch_shape=[8, 3, 2]), keras.layers.LSTM(2, stateful=True, name="lstm")])
+    stateful = keras.Sequential(
+        [keras.Input(batch_shape=[8, 3, 2]), keras.layers.LSTM(2, stateful=True, name="lstm")]
+    )
     gradlab.microbatched(stateful, 4).compile("sgd", "mse")
     sentence = r"^lstm must not be stateful: it keeps a state .*Received: stateful=True$"
     for call in (
@@ -732,7 +839,9 @@ def test_refusals():
     quantized = sequential(units=4)
     quantized.quantize("float8")
     gradlab.microbatched(quantized, 4).compile("sgd", "mse")
-    with pytest.raises(ValueError, match=r"^Variables must not be overwritten .* Received: \S*scale"):
+    with pytest.raises(
+        ValueError, match=r"^Variables must not be overwritten .* Received: \S*scale"
+    ):
         quantized.fit(X, np.ones((19, 4)), **FIT)
 
 

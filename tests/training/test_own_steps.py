@@ -18,7 +18,8 @@ Named = namedtuple("Named", ["total", "error"])
 
 
 def tape(loss, variables, data):
-    """The reference: the loss of the whole batch, or a tuple of which the first counts, and its gradients."""
+    """The reference: the loss of the whole batch, or a tuple of which the first counts, and its
+    gradients."""
     with tf.GradientTape() as recording:
         found = loss(*data)
         first = found[0] if isinstance(found, tuple) else found
@@ -30,7 +31,9 @@ def assert_close(found, expected, tolerance=1e-12):
         assert (one is None) == (other is None)
         if one is not None:
             other = other if isinstance(other, float) else np.asarray(tf.convert_to_tensor(other))
-            np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance * max(1, np.abs(other).max()))
+            np.testing.assert_allclose(
+                one, other, rtol=tolerance, atol=tolerance * max(1, np.abs(other).max())
+            )
 
 
 def network(width=3):
@@ -50,7 +53,8 @@ SIZES = [
 
 @pytest.mark.parametrize("compiled, size, in_flight", SIZES)
 def test_values_and_gradients_are_those_of_the_whole_batch(compiled, size, in_flight, float64):
-    """One function serves batches that are smaller than a micro-batch, of one, and of several with and without rest."""
+    """One function serves batches that are smaller than a micro-batch, of one, and of several with
+    and without rest."""
     model = network()
     apart = tf.Variable(0.5, dtype=tf.float64)
     unused = tf.Variable(1.0, dtype=tf.float64)
@@ -65,7 +69,9 @@ def test_values_and_gradients_are_those_of_the_whole_batch(compiled, size, in_fl
         return gradlab.value_and_gradients(loss, variables, (x, y, None), size, in_flight=in_flight)
 
     if compiled:
-        step = tf.function(step, input_signature=[tf.TensorSpec([None, n], tf.float64) for n in (4, 3)])
+        step = tf.function(
+            step, input_signature=[tf.TensorSpec([None, n], tf.float64) for n in (4, 3)]
+        )
     for examples in (19, 1, 2, 8, 16) if compiled else (19,):
         x, y = rows(examples, 4), rows(examples, 3, seed=1)
         found, gradients = step(tf.constant(x), tf.constant(y))
@@ -87,7 +93,9 @@ def test_a_sum_and_a_tuple(float64):
     def losses(x):
         return tf.reduce_sum(model(x) ** 2, axis=1), tf.size(x)
 
-    step = tf.function(lambda x: gradlab.value_and_gradients(losses, variables, x, 4, reduction="sum"))
+    step = tf.function(
+        lambda x: gradlab.value_and_gradients(losses, variables, x, 4, reduction="sum")
+    )
     found, gradients = step(x)
     with tf.GradientTape() as recording:
         expected, _ = losses(x)
@@ -108,21 +116,28 @@ def test_named_tuples_single_variables_and_single_arguments(float64):
     def loss(batch):
         return Named(tf.reduce_mean((w * batch["x"]) ** 2), tf.reduce_mean(batch["x"]))
 
-    found, gradient = gradlab.value_and_gradients(loss, w, {"x": tf.constant([1.0, 2.0, 4.0], tf.float64)}, 2)
+    found, gradient = gradlab.value_and_gradients(
+        loss, w, {"x": tf.constant([1.0, 2.0, 4.0], tf.float64)}, 2
+    )
     assert isinstance(found, Named)
     assert_close([*found, gradient], [28.0, 7 / 3, 28.0])
 
 
 class VAE(keras.Model):
-    """A variational autoencoder with the train_step that is usual, and with gradlab's call in it."""
+    """A variational autoencoder with the train_step that is usual, and with gradlab's call in
+    it."""
 
     def __init__(self, microbatch_size=None):
         super().__init__()
         keras.utils.set_random_seed(1)
         self.built = True
         self.encoder = keras.Sequential([keras.Input([4]), layers.Dense(4)])
-        self.decoder = keras.Sequential([keras.Input([2]), layers.Dense(6, "tanh"), layers.Dense(4)])
-        self.trackers = {name: keras.metrics.Mean(name=name) for name in ("loss", "reconstruction", "kl")}
+        self.decoder = keras.Sequential(
+            [keras.Input([2]), layers.Dense(6, "tanh"), layers.Dense(4)]
+        )
+        self.trackers = {
+            name: keras.metrics.Mean(name=name) for name in ("loss", "reconstruction", "kl")
+        }
         self.size = microbatch_size
 
     @property
@@ -133,16 +148,22 @@ class VAE(keras.Model):
         mean, log_variance = tf.split(self.encoder(x), 2, axis=1)
         decoded = self.decoder(mean + tf.exp(0.5 * log_variance) * noise)
         reconstruction = tf.reduce_mean(tf.reduce_sum((x - decoded) ** 2, axis=1))
-        kl = -0.5 * tf.reduce_mean(tf.reduce_sum(1 + log_variance - mean**2 - tf.exp(log_variance), axis=1))
+        kl = -0.5 * tf.reduce_mean(
+            tf.reduce_sum(1 + log_variance - mean**2 - tf.exp(log_variance), axis=1)
+        )
         return {"loss": reconstruction + kl, "reconstruction": reconstruction, "kl": kl}
 
     def train_step(self, data):
         if self.size is None:
             with tf.GradientTape() as recording:
                 found = self.losses_of(*data)
-            gradients = recording.gradient(found["loss"], [v.value for v in self.trainable_variables])
+            gradients = recording.gradient(
+                found["loss"], [v.value for v in self.trainable_variables]
+            )
         else:
-            found, gradients = gradlab.value_and_gradients(self.losses_of, self.trainable_variables, data, self.size)
+            found, gradients = gradlab.value_and_gradients(
+                self.losses_of, self.trainable_variables, data, self.size
+            )
         self.optimizer.apply(gradients, self.trainable_variables)
         for name, value in found.items():
             self.trackers[name].update_state(value, sample_weight=tf.shape(data[0])[0])
@@ -165,15 +186,20 @@ def test_a_variational_autoencoder_in_fit(float64):
 
 
 class GAN(keras.Model):
-    """Two networks with an optimizer each; the critic's loss has a gradient penalty, a tape inside of the loss."""
+    """Two networks with an optimizer each; the critic's loss has a gradient penalty, a tape inside
+    of the loss."""
 
     def __init__(self, microbatch_size=None):
         super().__init__()
         keras.utils.set_random_seed(2)
         self.built = True
-        self.generator = keras.Sequential([keras.Input([2]), layers.Dense(5, "tanh"), layers.Dense(4)])
+        self.generator = keras.Sequential(
+            [keras.Input([2]), layers.Dense(5, "tanh"), layers.Dense(4)]
+        )
         self.critic = keras.Sequential([keras.Input([4]), layers.Dense(5, "tanh"), layers.Dense(1)])
-        self.of_critic, self.of_generator = (keras.optimizers.Adam(0.03125, epsilon=2.0**-10) for _ in range(2))
+        self.of_critic, self.of_generator = (
+            keras.optimizers.Adam(0.03125, epsilon=2.0**-10) for _ in range(2)
+        )
         self.size = microbatch_size
 
     def critic_loss(self, real, latent):
@@ -238,7 +264,9 @@ def test_a_scaled_loss_is_differentiated_and_the_loss_is_returned():
         value = tf.reduce_mean(model(x) ** 2)
         return optimizer.scale_loss(value), value
 
-    found, gradients = tf.function(lambda x: gradlab.value_and_gradients(loss, model.trainable_variables, x, 2))(x)
+    found, gradients = tf.function(
+        lambda x: gradlab.value_and_gradients(loss, model.trainable_variables, x, 2)
+    )(x)
     expected, reference = tape(lambda x: loss(x), model.trainable_variables, (x,))
     assert_close([*found, *gradients], [*expected, *reference], 1e-5)
 
@@ -249,9 +277,9 @@ def test_regularization_counts_once(float64):
     def loss(x):
         return tf.reduce_mean(model(x) ** 2) + sum(model.losses)
 
-    found, gradients = tf.function(lambda x: gradlab.value_and_gradients(loss, model.trainable_variables, x, 2))(
-        rows(7, 4)
-    )
+    found, gradients = tf.function(
+        lambda x: gradlab.value_and_gradients(loss, model.trainable_variables, x, 2)
+    )(rows(7, 4))
     expected, reference = tape(loss, model.trainable_variables, (rows(7, 4),))
     assert_close([found, *gradients], [expected, *reference])
 
@@ -263,14 +291,17 @@ def test_a_sparse_gradient_is_that_of_the_dense_variable(float64):
     def loss(ids):
         return tf.reduce_mean(tf.reduce_sum(table(ids) ** 2, axis=[1, 2]))
 
-    _, (gradient,) = tf.function(lambda: gradlab.value_and_gradients(loss, table.trainable_variables, ids, 3))()
+    _, (gradient,) = tf.function(
+        lambda: gradlab.value_and_gradients(loss, table.trainable_variables, ids, 3)
+    )()
     _, (reference,) = tape(loss, table.trainable_variables, (ids,))
     assert isinstance(gradient, tf.Tensor)
     assert_close(gradient, tf.convert_to_tensor(reference))
 
 
 def test_moving_averages_and_counters_move_once(float64):
-    """Batch normalization of the inputs has the statistics of the whole window; a spectral norm is iterated once."""
+    """Batch normalization of the inputs has the statistics of the whole window; a spectral norm is
+    iterated once."""
 
     def moved(step):
         keras.utils.set_random_seed(0)
@@ -349,19 +380,24 @@ def unbuilt_loss():
 
 
 REFUSED = {
-    "a size of 0": (dict(microbatch_size=0), "microbatch_size must be a positive integer. Received: 0"),
+    "a size of 0": (
+        dict(microbatch_size=0),
+        "microbatch_size must be a positive integer. Received: 0",
+    ),
     "none in flight": (dict(in_flight=0), "in_flight must be a positive integer. Received: 0"),
     "a reduction": (dict(reduction="max"), "reduction must be one of mean, sum. Received: 'max'"),
     "no variables": (dict(variables=[]), "variables must hold at least one variable. Received: []"),
     "no data": (dict(data=()), "data must hold at least one tensor. Received: ()"),
     "a vector": (
         dict(loss=lambda x: x**2),
-        'loss must be a scalar if the reduction is "mean"; a tape differentiates the sum of losses of several '
-        'examples, for which the reduction is "sum". Received: loss of shape (None,)',
+        'loss must be a scalar if the reduction is "mean"; a tape differentiates the sum of '
+        'losses of several examples, for which the reduction is "sum". Received: loss of shape '
+        "(None,)",
     ),
     "a fixed size": (
         dict(loss=lambda x: {"loss": tf.reduce_mean(x), "two": tf.ones([2])}),
-        "Each entry that loss returns must be a scalar, or have a row for each example. Received: two of shape (2,)",
+        "Each entry that loss returns must be a scalar, or have a row for each example. Received: "
+        "two of shape (2,)",
     ),
     "an integer": (
         dict(loss=lambda x: tf.size(x)),
@@ -373,21 +409,24 @@ REFUSED = {
     ),
     "a metric": (
         dict(loss=metric_loss),
-        "loss must not assign variables from the examples, such as those of metrics: return the values, and update the "
-        "metrics afterwards. Received: mean_of_x/total",
+        "loss must not assign variables from the examples, such as those of metrics: return the "
+        "values, and update the metrics afterwards. Received: mean_of_x/total",
     ),
     "a counter": (
         dict(loss=counter_loss),
-        "loss must not assign variables from the examples, such as those of metrics: return the values, and update the "
-        "metrics afterwards. Received: AssignAddVariableOp",
+        "loss must not assign variables from the examples, such as those of metrics: return the "
+        "values, and update the metrics afterwards. Received: AssignAddVariableOp",
     ),
     "a layer that is not built": (
         dict(loss=unbuilt_loss),
-        "loss must not create variables: build the model before the first step. Received: not_built/kernel, "
-        "not_built/bias",
+        "loss must not create variables: build the model before the first step. Received: "
+        "not_built/kernel, not_built/bias",
     ),
     "lengths": (
-        dict(data=(tf.ones([3]), tf.ones([2])), loss=lambda x, y: tf.reduce_mean(x) * tf.reduce_mean(y)),
+        dict(
+            data=(tf.ones([3]), tf.ones([2])),
+            loss=lambda x, y: tf.reduce_mean(x) * tf.reduce_mean(y),
+        ),
         "All tensors of a batch must have the same number of examples. Received: 3, 2",
     ),
 }
@@ -396,7 +435,9 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_one_sentence_before_anything_is_computed(name):
     given, sentence = REFUSED[name]
-    arguments = dict(loss=lambda x: tf.reduce_mean(x), variables=[tf.Variable(1.0)], data=tf.ones([3]))
+    arguments = dict(
+        loss=lambda x: tf.reduce_mean(x), variables=[tf.Variable(1.0)], data=tf.ones([3])
+    )
     arguments |= dict(microbatch_size=2) | given
     if name in ("a metric", "a counter", "a layer that is not built"):
         arguments["loss"] = arguments["loss"]()
@@ -412,12 +453,19 @@ WRONG_SCALARS = {
     "a product of means": (lambda x: tf.reduce_mean(w * x) * tf.reduce_mean(x), "mean"),
     "a weighted mean": (lambda x: tf.reduce_sum(w * x * x) / tf.reduce_sum(x), "mean"),
     "another entry": (lambda x: {"loss": tf.reduce_mean(w * x), "most": tf.reduce_max(x)}, "mean"),
-    "a noisy sum": (lambda x: tf.reduce_sum(w * (x + 0.01 * tf.random.normal(tf.shape(x)))), "mean"),
-    "a noisy mean": (lambda x: tf.reduce_mean(w * (x + 0.01 * tf.random.normal(tf.shape(x)))), "sum"),
+    "a noisy sum": (
+        lambda x: tf.reduce_sum(w * (x + 0.01 * tf.random.normal(tf.shape(x)))),
+        "mean",
+    ),
+    "a noisy mean": (
+        lambda x: tf.reduce_mean(w * (x + 0.01 * tf.random.normal(tf.shape(x)))),
+        "sum",
+    ),
 }
 
 
-COMPILED = ("a sum where a mean was promised", "another entry", "a noisy mean")  # the others have the same graph
+# The others have the same graph
+COMPILED = ("a sum where a mean was promised", "another entry", "a noisy mean")
 BOTH_WAYS = [(name, False) for name in WRONG_SCALARS] + [(name, True) for name in COMPILED]
 
 
@@ -433,10 +481,12 @@ def test_a_scalar_that_is_not_what_the_reduction_says_is_refused(name, compiled)
 
 def test_xla_which_drops_errors_gives_no_wrong_number():
     wrong = tf.function(
-        lambda x: gradlab.value_and_gradients(lambda x: tf.reduce_sum(w * x), w, x, 2), jit_compile=True
+        lambda x: gradlab.value_and_gradients(lambda x: tf.reduce_sum(w * x), w, x, 2),
+        jit_compile=True,
     )
     right = tf.function(
-        lambda x: gradlab.value_and_gradients(lambda x: tf.reduce_mean(w * x), w, x, 2), jit_compile=True
+        lambda x: gradlab.value_and_gradients(lambda x: tf.reduce_mean(w * x), w, x, 2),
+        jit_compile=True,
     )
     x = tf.constant([1.0, 2.0, 4.0, 5.0, 8.0])
     for _ in range(2):
@@ -456,7 +506,8 @@ def test_noisy_means_pass_and_the_check_runs_once():
     for _ in range(3):
         step(tf.ones([4]))
         found.append(int(calls))
-    assert np.diff(found).tolist() == [2, 2] and found[0] > 2  # two micro-batches each; the first call also checks
+    # Two micro-batches each; the first call also checks
+    assert np.diff(found).tolist() == [2, 2] and found[0] > 2
 
 
 def test_the_check_sees_a_planted_bug(monkeypatch, float64):
@@ -470,7 +521,9 @@ def test_the_check_sees_a_planted_bug(monkeypatch, float64):
     monkeypatch.setattr(own_steps._Window, "forward", wrong)
     model, x = network(), rows(7, 4)
     loss = lambda x: tf.reduce_mean(model(x) ** 2)  # noqa: E731
-    _, gradients = tf.function(lambda: gradlab.value_and_gradients(loss, model.trainable_variables, x, 3))()
+    _, gradients = tf.function(
+        lambda: gradlab.value_and_gradients(loss, model.trainable_variables, x, 3)
+    )()
     _, reference = tape(loss, model.trainable_variables, (x,))
     with pytest.raises(AssertionError):
         assert_close(gradients, reference)
@@ -495,7 +548,9 @@ def test_batch_normalization_does_not_hide_a_sum(size, float64):
             if kind == said:
                 assert np.isfinite(step(x)[0]), (kind, examples)
                 continue
-            with pytest.raises(tf.errors.InvalidArgumentError, match=f"loss must be a {said} over the examples"):
+            with pytest.raises(
+                tf.errors.InvalidArgumentError, match=f"loss must be a {said} over the examples"
+            ):
                 step(x)
                 pytest.fail(f"A {kind} of {examples} examples passed as a {said}")
 
@@ -503,14 +558,18 @@ def test_batch_normalization_does_not_hide_a_sum(size, float64):
 def test_microbatched_names_the_call():
     with pytest.raises(ValueError, match="gradlab.value_and_gradients") as error:
         gradlab.microbatched(VAE(), 2)
-    assert "Three lines of it change: `with tf.GradientTape() as tape:` becomes `def loss(*data):`" in str(error.value)
+    assert (
+        "Three lines of it change: `with tf.GradientTape() as tape:` becomes `def loss(*data):`"
+        in str(error.value)
+    )
     assert str(error.value).endswith("microbatch_size)`. Received: VAE.train_step")
 
 
 def test_it_is_the_large_batch_of_every_family(float64):
     """The families of models that `microbatched` is held against, with Keras' own losses.
 
-    Tracing is tested elsewhere, but for a loop in the model, whose gradient is then a loop inside of the loop.
+    Tracing is tested elsewhere, but for a loop in the model, whose gradient is then a loop inside
+    of the loop.
     """
     for family in ("dense", "convolutional", "embedding", "shared", "recurrent", "Subclassed"):
         model = large_batch.build(family)
@@ -518,7 +577,9 @@ def test_it_is_the_large_batch_of_every_family(float64):
         of_batch = large_batch.loss(family)["loss"]
 
         def loss(x, y, model=model, of_batch=of_batch):
-            return of_batch(y, model(x)) + sum(v.regularizer(v) for v in model.trainable_variables if v.regularizer)
+            return of_batch(y, model(x)) + sum(
+                v.regularizer(v) for v in model.trainable_variables if v.regularizer
+            )
 
         def step(x, y, loss=loss, model=model):
             return gradlab.value_and_gradients(loss, model.trainable_variables, (x, y), 4)
@@ -549,11 +610,16 @@ def test_a_function_of_a_mean_is_refused_when_fit_traces_the_step(op, reduction)
             return dense(x)
 
         def train_step(self, x):
-            return gradlab.value_and_gradients(loss, dense.trainable_variables, (x,), 3, reduction)[0]
+            return gradlab.value_and_gradients(loss, dense.trainable_variables, (x,), 3, reduction)[
+                0
+            ]
 
     model = Steps()
     model.compile()
-    with pytest.raises(ValueError, match=f"^loss must be a {reduction} over the examples.* Received: {op} of a number"):
+    with pytest.raises(
+        ValueError,
+        match=f"^loss must be a {reduction} over the examples.* Received: {op} of a number",
+    ):
         model.fit(np.ones([8, 4], "float32"), batch_size=8, verbose=0)
 
 
@@ -563,9 +629,14 @@ def test_a_function_of_a_number_that_is_no_mean_of_examples_is_allowed(float64):
     x = np.random.default_rng(0).normal(size=(7, 4))
 
     def loss(x):
-        return tf.exp(-scale) * tf.reduce_mean(tf.sqrt(tf.reduce_sum(dense(x) ** 2, -1) + 1)) + scale**2
+        return (
+            tf.exp(-scale) * tf.reduce_mean(tf.sqrt(tf.reduce_sum(dense(x) ** 2, -1) + 1))
+            + scale**2
+        )
 
     with tf.GradientTape() as tape:
         expected = loss(tf.constant(x))
     found, gradient = gradlab.value_and_gradients(loss, scale, (x,), 3)
-    np.testing.assert_allclose([found, gradient], [expected, tape.gradient(expected, scale)], rtol=1e-12)
+    np.testing.assert_allclose(
+        [found, gradient], [expected, tape.gradient(expected, scale)], rtol=1e-12
+    )

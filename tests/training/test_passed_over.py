@@ -1,4 +1,5 @@
-"""What Keras' `fit` takes notice of, `microbatched` must not pass over: methods, states and numbers of all kinds."""
+"""What Keras' `fit` takes notice of, `microbatched` must not pass over: methods, states and numbers
+of all kinds."""
 
 import types
 import warnings
@@ -34,7 +35,9 @@ def fitted(loss="mse", optimizer=None, evaluates=False, y=Y, **compiled):
 
 
 def compute_metrics(self, x, y, y_pred, sample_weight=None):
-    return {"largest": ops.max(ops.abs(y))} | keras.Model.compute_metrics(self, x, y, y_pred, sample_weight)
+    return {"largest": ops.max(ops.abs(y))} | keras.Model.compute_metrics(
+        self, x, y, y_pred, sample_weight
+    )
 
 
 def predict_step(self, data):
@@ -60,7 +63,9 @@ def test_methods_of_the_instance_take_part():
     assert_equal(lambda: of_instance("predict_step", predict_step), run, 3)
     constant = np.ones_like(Y)  # an entry that does not depend on how examples are cut
     assert_equal(lambda: of_instance("compute_metrics", compute_metrics), fitted(y=constant), 3)
-    assert_equal(lambda: of_instance("compute_loss", compute_loss), fitted(), 3, batch_losses="mean")
+    assert_equal(
+        lambda: of_instance("compute_loss", compute_loss), fitted(), 3, batch_losses="mean"
+    )
 
 
 def test_a_fit_of_the_instance_is_called_however_often_the_model_is_prepared():
@@ -98,7 +103,8 @@ def test_a_make_test_function_of_its_own_is_called():
         return found | {"calls": np.array(model.calls)}
 
     plain, _ = assert_equal(lambda: CountsCalls(network().layers), run, 3)
-    assert plain["calls"] == 9  # three batches in the first epoch; in the second, it counts its own counting
+    # Three batches in the first epoch; in the second, it counts its own counting
+    assert plain["calls"] == 9
 
 
 class Makes(keras.Sequential):
@@ -109,7 +115,9 @@ class Makes(keras.Sequential):
 def test_a_make_train_function_needs_a_size():
     model = gradlab.microbatched(Makes(network().layers), "auto")
     model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="^microbatch_size must be a number for a model with a make_train_function"):
+    with pytest.raises(
+        ValueError, match="^microbatch_size must be a number for a model with a make_train_function"
+    ):
         model.fit(X, Y, **FIT)
 
 
@@ -117,7 +125,9 @@ class Halves(keras.optimizers.SGD):
     """Halves gradients in `apply_gradients`, which Keras' `fit` calls."""
 
     def apply_gradients(self, grads_and_vars):
-        return super().apply_gradients([(gradient / 2, variable) for gradient, variable in grads_and_vars])
+        return super().apply_gradients(
+            [(gradient / 2, variable) for gradient, variable in grads_and_vars]
+        )
 
 
 def test_optimizers_of_ones_own_and_replaced_ones():
@@ -134,7 +144,9 @@ def test_optimizers_of_ones_own_and_replaced_ones():
 @pytest.mark.parametrize("name", ["train_step", "compute_loss"])
 def test_trainer_refuses_methods_that_it_does_not_call(name):
     model = of_instance(name, compute_loss)
-    with pytest.raises(ValueError, match=f"^model must not have a {name} of its own, which a Trainer does not call"):
+    with pytest.raises(
+        ValueError, match=f"^model must not have a {name} of its own, which a Trainer does not call"
+    ):
         gradlab.Trainer(model, "sgd", "mse", 3)
 
 
@@ -177,7 +189,10 @@ class Untold(keras.Model):
 
     def __init__(self):
         super().__init__()
-        self.noise, self.norm = keras.layers.GaussianNoise(1.0, seed=1), keras.layers.BatchNormalization()
+        self.noise, self.norm = (
+            keras.layers.GaussianNoise(1.0, seed=1),
+            keras.layers.BatchNormalization(),
+        )
         self.dense = keras.layers.Dense(2)
 
     def call(self, x):
@@ -314,7 +329,9 @@ def test_moving_averages_in_float64(float64):
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert_equal(lambda: network(keras.layers.BatchNormalization(momentum=0.9)), run, 3, 8, rtol=1e-12)
+        assert_equal(
+            lambda: network(keras.layers.BatchNormalization(momentum=0.9)), run, 3, 8, rtol=1e-12
+        )
 
 
 class Like(keras.regularizers.Regularizer):
@@ -370,7 +387,9 @@ def test_metrics_that_read_variables_are_updated_after_the_optimizer(recwarn):
     def run(model):
         schedule = keras.optimizers.schedules.PiecewiseConstantDecay([2, 3], [0.1, 0.05, 0.01])
         optimizer.append(keras.optimizers.SGD(schedule))
-        return fitted(optimizer=optimizer[-1], evaluates=True, metrics=[rate, "mae", updates])(model)
+        return fitted(optimizer=optimizer[-1], evaluates=True, metrics=[rate, "mae", updates])(
+            model
+        )
 
     assert_equal(network, run, 3, 8)
     assert not [one for one in recwarn if "reads variables" in str(one.message)]
@@ -399,12 +418,15 @@ class Reads(keras.Model):
 
 
 @pytest.mark.parametrize(
-    "how", [lambda total: total.numpy() > 0, lambda total: total > 0, lambda total: float(total) > 0]
+    "how",
+    [lambda total: total.numpy() > 0, lambda total: total > 0, lambda total: float(total) > 0],
 )
 def test_code_that_needs_numbers_is_refused_in_a_sentence(how):
     plain, model = Reads(how), gradlab.microbatched(Reads(how), 3)
     for each in plain, model:
         each.compile("sgd", "mse", run_eagerly=True)
     plain.fit(X, X, **FIT)
-    with pytest.raises(ValueError, match="^A model with run_eagerly=True must not need the numbers of a batch"):
+    with pytest.raises(
+        ValueError, match="^A model with run_eagerly=True must not need the numbers of a batch"
+    ):
         model.fit(X, X, **FIT)

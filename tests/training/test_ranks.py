@@ -1,6 +1,8 @@
-"""Targets, weights and masks of a wrong rank: TensorFlow would pair a micro-batch's examples with another dimension.
+"""Targets, weights and masks of a wrong rank: TensorFlow would pair a micro-batch's examples with
+another dimension.
 
-Keras fails, because its batch of 8 is no dimension of 4. Micro-batches of 4 would fit, and give a wrong number.
+Keras fails, because its batch of 8 is no dimension of 4. Micro-batches of 4 would fit, and give a
+wrong number.
 """
 
 import keras
@@ -12,7 +14,10 @@ from keras import layers
 import gradlab
 
 GENERATOR = np.random.default_rng(0)
-X, Y = GENERATOR.normal(size=(8, 4, 3)).astype("float32"), GENERATOR.normal(size=(8, 4, 1)).astype("float32")
+X, Y = (
+    GENERATOR.normal(size=(8, 4, 3)).astype("float32"),
+    GENERATOR.normal(size=(8, 4, 1)).astype("float32"),
+)
 TOKENS = GENERATOR.integers(0, 5, (8, 4))
 WEIGHTS = GENERATOR.uniform(1, 2, 8).astype("float32")
 
@@ -26,7 +31,9 @@ def several():
 
 
 def masked():
-    return keras.Sequential([keras.Input([4], dtype="int32"), layers.Embedding(5, 3, mask_zero=True), layers.Dense(1)])
+    return keras.Sequential(
+        [keras.Input([4], dtype="int32"), layers.Embedding(5, 3, mask_zero=True), layers.Dense(1)]
+    )
 
 
 def whole_text(y, y_pred):
@@ -48,19 +55,51 @@ FORMS = {
         X,
         Y,
         WEIGHTS,
-        r"^sample_weight must have as many dimensions as the values of mse, whose shape is \(None, 4\). "
+        r"^sample_weight must have as many dimensions as the values of mse, whose shape is "
+        r"\(None, 4\). "
         r"Received: a shape of \(None,\)$",
     ),
-    "weights of positions": (several, "mse", X, Y[..., 0], np.ones((8, 4), "float32"), "sample_weight must have"),
-    "targets": (several, "mse", X, WEIGHTS, None, "The targets of mse must have as many dimensions"),
-    "targets of pairs": (several, "mae", X, Y.reshape(8, 1, 4), None, "The targets of mae must have"),
-    "mask": (masked, whole_text, TOKENS, Y, None, "mask must have as many dimensions as the values of whole_text"),
+    "weights of positions": (
+        several,
+        "mse",
+        X,
+        Y[..., 0],
+        np.ones((8, 4), "float32"),
+        "sample_weight must have",
+    ),
+    "targets": (
+        several,
+        "mse",
+        X,
+        WEIGHTS,
+        None,
+        "The targets of mse must have as many dimensions",
+    ),
+    "targets of pairs": (
+        several,
+        "mae",
+        X,
+        Y.reshape(8, 1, 4),
+        None,
+        "The targets of mae must have",
+    ),
+    "mask": (
+        masked,
+        whole_text,
+        TOKENS,
+        Y,
+        None,
+        "mask must have as many dimensions as the values of whole_text",
+    ),
 }
 
 
-@pytest.mark.parametrize("build, loss, x, y, sample_weight, sentence", FORMS.values(), ids=FORMS.keys())
+@pytest.mark.parametrize(
+    "build, loss, x, y, sample_weight, sentence", FORMS.values(), ids=FORMS.keys()
+)
 def test_a_wrong_rank_is_refused(build, loss, x, y, sample_weight, sentence):
-    if build is not several or y.ndim != 3:  # Keras takes targets (8, 1, 4) silently, and pairs each with all others
+    # Keras takes targets (8, 1, 4) silently, and pairs each with all others
+    if build is not several or y.ndim != 3:
         with pytest.raises((ValueError, tf.errors.InvalidArgumentError)):
             compiled(build(), loss).fit(x, y, sample_weight=sample_weight, batch_size=8, verbose=0)
     model = compiled(build(), loss, 4)
@@ -78,7 +117,8 @@ def test_a_wrong_rank_is_refused(build, loss, x, y, sample_weight, sentence):
         (Y, None),
         (Y, WEIGHTS[:, np.newaxis]),
         (Y, np.outer(WEIGHTS, [1, 0, 2, 1]).astype("float32")),
-        (Y[..., 0], None),  # Keras drops the predictions' last dimension, and gives each text one value
+        # Keras drops the predictions' last dimension, and gives each text one value
+        (Y[..., 0], None),
         (Y[..., 0], WEIGHTS),
     ],
     ids=["no weights", "of texts", "of positions", "flat targets", "flat targets, of texts"],
@@ -88,7 +128,9 @@ def test_the_right_ranks_count_as_in_keras(y, sample_weight):
     for b in (None, 3):
         keras.utils.set_random_seed(1)
         model = compiled(sequences(), microbatch_size=b)
-        losses = model.fit(X, y, sample_weight=sample_weight, batch_size=8, epochs=2, verbose=0).history["loss"]
+        losses = model.fit(
+            X, y, sample_weight=sample_weight, batch_size=8, epochs=2, verbose=0
+        ).history["loss"]
         found.append([losses, *model.get_weights()])
     for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)

@@ -1,4 +1,5 @@
-"""Programs in the manner of public reports about Keras and TensorFlow: they train here as they train there."""
+"""Programs in the manner of public reports about Keras and TensorFlow: they train here as they
+train there."""
 
 import warnings
 
@@ -48,7 +49,8 @@ def test_loss_weights_in_variables_that_change():
 
 
 class Slope(keras.Model):
-    """Predicts the derivative of a network with respect to its input: tensorflow/tensorflow#31264."""
+    """Predicts the derivative of a network with respect to its input:
+    tensorflow/tensorflow#31264."""
 
     def __init__(self):
         super().__init__()
@@ -103,7 +105,10 @@ class Uncertain(keras.layers.Layer):
 def test_weights_of_losses_that_are_learnt():
     def build():
         x, y = keras.Input([4]), keras.Input([1])
-        return keras.Model([x, y], Uncertain(name="uncertain")(y, keras.layers.Dense(1)(x), keras.layers.Dense(1)(x)))
+        return keras.Model(
+            [x, y],
+            Uncertain(name="uncertain")(y, keras.layers.Dense(1)(x), keras.layers.Dense(1)(x)),
+        )
 
     assert_equal(build, fitted(None, x=[X, Y], y=None), 3, batch_losses="mean")
 
@@ -121,7 +126,9 @@ def test_a_parameter_of_the_loss_that_is_learnt(rows):
 
     def run(model):
         def loss(y, y_pred):
-            errors = ops.abs(y - y_pred)[:, 0] * model.layers[0].scale + ops.square(model.layers[0].scale)
+            errors = ops.abs(y - y_pred)[:, 0] * model.layers[0].scale + ops.square(
+                model.layers[0].scale
+            )
             return errors if rows else ops.mean(errors)
 
         return fitted(loss)(model)
@@ -160,7 +167,9 @@ class TruePositives(keras.metrics.Metric):
 def test_metrics_that_count():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that they are of classes of their own
-        plain, _ = assert_equal(network, lambda model: fitted(metrics=[Batches(), TruePositives()])(model), 3)
+        plain, _ = assert_equal(
+            network, lambda model: fitted(metrics=[Batches(), TruePositives()])(model), 3
+        )
     np.testing.assert_array_equal(plain["history batches"], [3, 3])
 
 
@@ -169,7 +178,11 @@ def test_logs_of_single_batches():
 
     def run(model):
         model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
-        logs = [step(X[:size], Y[:size]) for size in (20, 7) for step in (model.train_on_batch, model.test_on_batch)]
+        logs = [
+            step(X[:size], Y[:size])
+            for size in (20, 7)
+            for step in (model.train_on_batch, model.test_on_batch)
+        ]
         return {"logs": np.array(logs)}
 
     assert_equal(network, run, 3)
@@ -186,7 +199,8 @@ def test_averaged_weights_that_are_swapped_for_validation():
 
 
 class Annealed(keras.layers.Layer):
-    """Adds a Kullback-Leibler divergence that grows with the updates made, as variational autoencoders do."""
+    """Adds a Kullback-Leibler divergence that grows with the updates made, as variational
+    autoencoders do."""
 
     optimizer = None
 
@@ -211,7 +225,9 @@ def test_a_schedule_by_a_callback_and_one_by_what_it_sees():
             keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=0, min_delta=10.0),
         ]
 
-    assert_equal(network, fitted(optimizer=lambda: keras.optimizers.Adam(0.05), callbacks=callbacks), 3)
+    assert_equal(
+        network, fitted(optimizer=lambda: keras.optimizers.Adam(0.05), callbacks=callbacks), 3
+    )
 
 
 def test_adapters_of_low_rank_that_are_added_after_the_model_was_prepared():
@@ -224,12 +240,15 @@ def test_adapters_of_low_rank_that_are_added_after_the_model_was_prepared():
 
 
 def test_a_loss_that_divides_its_rows_by_the_batch_is_refused():
-    """As the sum over a global batch in a custom loop divides: such rows are no values of single examples."""
+    """As the sum over a global batch in a custom loop divides: such rows are no values of single
+    examples."""
 
     def divided(y, y_pred):
         return ops.sum((y - y_pred) ** 2, -1) / ops.cast(ops.shape(y)[0], "float32")
 
     model = gradlab.microbatched(network(), 3)
     model.compile("sgd", divided)
-    with pytest.raises(ValueError, match="^divided must give each example a loss that does not depend on"):
+    with pytest.raises(
+        ValueError, match="^divided must give each example a loss that does not depend on"
+    ):
         model.fit(X, Y, **FIT)

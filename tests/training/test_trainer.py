@@ -1,4 +1,5 @@
-"""Trainer: its updates against the large batch's, its options against references, its resumption against bits."""
+"""Trainer: its updates against the large batch's, its options against references, its resumption
+against bits."""
 
 import functools
 import itertools
@@ -28,13 +29,20 @@ def large_batches(family, windows, optimizer="adam", loss=None, **kwargs):
     return large.model.get_weights(), losses
 
 
-def trainer_for(family, microbatch_size, strategy=None, optimizer="adam", loss=None, options=(), **kwargs):
+def trainer_for(
+    family, microbatch_size, strategy=None, optimizer="adam", loss=None, options=(), **kwargs
+):
     with (strategy or tf.distribute.get_strategy()).scope():
         model = large_batch.build(family)
         optimizer = OPTIMIZERS[optimizer](**kwargs)
     loss = loss or large_batch.loss(family)
     return gradlab.Trainer(
-        model, optimizer, microbatch_size=microbatch_size, strategy=strategy, **loss, **dict(options)
+        model,
+        optimizer,
+        microbatch_size=microbatch_size,
+        strategy=strategy,
+        **loss,
+        **dict(options),
     )
 
 
@@ -50,7 +58,8 @@ def assert_equal_weights(found, expected, tolerance=1e-12):
 
 @functools.cache
 def uneven_windows(family):
-    """Windows of 13, 1 and 17 examples, and the weights and losses of the large batch, in float64."""
+    """Windows of 13, 1 and 17 examples, and the weights and losses of the large batch, in
+    float64."""
     x, y = large_batch.data(family, 31)
     windows = [rows((x, y), start, stop) for start, stop in ((0, 13), (13, 14), (14, 31))]
     return windows, large_batches(family, windows, global_clipnorm=0.25, weight_decay=0.125)
@@ -59,19 +68,22 @@ def uneven_windows(family):
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("family", ["dense", "two_by_two", "masked_and_whole"])
 def test_uneven_windows_give_the_update_of_the_large_batch(family, replicas, float64, two_devices):
-    """With two devices each sees other examples, in graph mode, and a window of one example leaves one without any."""
+    """With two devices each sees other examples, in graph mode, and a window of one example leaves
+    one without any."""
     windows, (expected, losses) = uneven_windows(family)
     strategy = two_devices if replicas == 2 else None
     trainer = trainer_for(family, 3, strategy, global_clipnorm=0.25, weight_decay=0.125)
     steps = [trainer.step(*window) for window in windows]
     assert_equal_weights(trainer.model.get_weights(), expected)
-    np.testing.assert_allclose([step.loss for step in steps], losses, rtol=1e-6)  # Keras' losses are kept in float32
+    # Keras' losses are kept in float32
+    np.testing.assert_allclose([step.loss for step in steps], losses, rtol=1e-6)
     assert [step.update for step in steps] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("optimizer", ["adafactor", "lamb"])
 def test_optimizers_on_two_devices(optimizer, float64, two_devices):
-    """Those that reduce over whole variables; the test above has Adam, and that of `fit` on two devices has SGD."""
+    """Those that reduce over whole variables; the test above has Adam, and that of `fit` on two
+    devices has SGD."""
     x, y = large_batch.data("shared", 19)
     windows = [rows((x, y), 0, 8), rows((x, y), 8, 19)]
     expected, _ = large_batches("shared", windows, optimizer)
@@ -101,19 +113,24 @@ def test_what_a_step_shows(float64):
     whole = tape.gradient(mean, [v.value for v in model.trainable_variables])
     step = trainer.step(x, y)
     np.testing.assert_allclose(step.window_gradient_norm, norm(whole), rtol=1e-12)
-    np.testing.assert_allclose(np.transpose([step.losses, step.gradient_norms]), expected, rtol=1e-12)
+    np.testing.assert_allclose(
+        np.transpose([step.losses, step.gradient_norms]), expected, rtol=1e-12
+    )
     assert step.weights.tolist() == [4, 4, 2] and step.skipped == 0 and step.applied
 
 
 def test_norms_are_the_gradients_not_the_scaled_ones():
-    """A loss scale of 1024 multiplies the gradients inside, and none of the numbers that a step tells."""
+    """A loss scale of 1024 multiplies the gradients inside, and none of the numbers that a step
+    tells."""
     x, y = large_batch.data("shared", 10)
     steps = []
     for scaled in (False, True):
         sgd = keras.optimizers.SGD(0.0)
         optimizer = keras.optimizers.LossScaleOptimizer(sgd, 1024.0) if scaled else sgd
         steps.append(
-            gradlab.Trainer(large_batch.build("shared"), optimizer, large_batch.loss("shared")["loss"], 4).step(x, y)
+            gradlab.Trainer(
+                large_batch.build("shared"), optimizer, large_batch.loss("shared")["loss"], 4
+            ).step(x, y)
         )
     one, other = steps
     np.testing.assert_allclose(other.losses, one.losses, rtol=1e-6)
@@ -164,7 +181,9 @@ def test_a_micro_batch_that_is_not_finite_is_left_out(replicas, float64, two_dev
     assert (step.skipped, step.applied, step.update) == (1, True, 1) and np.isfinite(step.loss)
     assert sorted(step.weights) == [0, 2, 2, 2, 2, 2]
     kept = np.delete(np.arange(12), [4, 5])
-    assert_equal_weights(trainer.model.get_weights(), large_batches("shared", [(x[kept], y[kept])])[0])
+    assert_equal_weights(
+        trainer.model.get_weights(), large_batches("shared", [(x[kept], y[kept])])[0]
+    )
 
     before = [v.numpy() for v in (*trainer.model.variables, *trainer.optimizer.variables)]
     step = trainer.step(np.full_like(x, np.nan), y)
@@ -182,7 +201,8 @@ def test_without_skipping_one_bad_micro_batch_spoils_the_update():
 
 
 def test_accumulator_dtype():
-    """4,000 gradients of about 0.1: their sum in float32 has lost digits that a sum in float64 keeps."""
+    """4,000 gradients of about 0.1: their sum in float32 has lost digits that a sum in float64
+    keeps."""
     x = np.random.default_rng(0).uniform(0.0, 0.2, (4000, 1)).astype("float32")
     exact = x.astype("float64").mean()
     errors = {}
@@ -190,7 +210,9 @@ def test_accumulator_dtype():
         model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1, use_bias=False)])
         model.set_weights([np.zeros((1, 1))])
         mean = keras.losses.MeanAbsoluteError()
-        trainer = gradlab.Trainer(model, keras.optimizers.SGD(1.0), mean, 1, accumulator_dtype=dtype)
+        trainer = gradlab.Trainer(
+            model, keras.optimizers.SGD(1.0), mean, 1, accumulator_dtype=dtype
+        )
         trainer.step(x, np.ones((4000, 1), "float32"))
         errors[dtype] = abs(float(model.get_weights()[0][0, 0]) - exact)
     assert errors["float64"] < 1e-8 < errors[None] < 1e-5
@@ -198,7 +220,10 @@ def test_accumulator_dtype():
 
 def test_tokens_instead_of_examples(float64):
     ids, _ = large_batch.data("embedding", 13)
-    model = lambda: keras.Sequential([keras.Input([5], dtype="int32"), keras.layers.Embedding(7, 3)])  # noqa: E731
+
+    def model():
+        return keras.Sequential([keras.Input([5], dtype="int32"), keras.layers.Embedding(7, 3)])
+
     tokens = np.random.default_rng(0).integers(0, 3, (13, 5))
     entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     start = np.random.default_rng(1).normal(size=(7, 3))
@@ -206,7 +231,11 @@ def test_tokens_instead_of_examples(float64):
     small = model()
     small.set_weights([start])
     counted = gradlab.Trainer(
-        small, keras.optimizers.SGD(0.5), entropy, 3, weight_fn=lambda x, y: tf.cast(y > 0, tf.float64)
+        small,
+        keras.optimizers.SGD(0.5),
+        entropy,
+        3,
+        weight_fn=lambda x, y: tf.cast(y > 0, tf.float64),
     )
     step = counted.step(ids, tokens)
 
@@ -225,7 +254,11 @@ def test_tokens_instead_of_examples(float64):
 
 def test_adaptive_clipping_of_the_mean(float64):
     generator = np.random.default_rng(0)
-    x, y, kernel = generator.normal(size=(10, 4)), generator.normal(size=(10, 3)), generator.normal(size=(4, 3)) * 0.2
+    x, y, kernel = (
+        generator.normal(size=(10, 4)),
+        generator.normal(size=(10, 3)),
+        generator.normal(size=(4, 3)) * 0.2,
+    )
     model = keras.Sequential([keras.Input([4]), keras.layers.Dense(3, use_bias=False)])
     model.set_weights([kernel])
     trainer = gradlab.Trainer(model, keras.optimizers.SGD(0.5), "mse", 3, adaptive_clipping=0.75)
@@ -258,8 +291,12 @@ def test_synchronized_batch_normalization_is_refused_on_several_devices(two_devi
         norm = keras.layers.BatchNormalization(synchronized=True, name="norm")
         model = keras.Sequential([keras.Input([4]), norm, keras.layers.Dense(1)])
         optimizer = keras.optimizers.SGD()
-    with pytest.raises(ValueError, match=r"^norm must not be synchronized: .*GroupNormalization.* on 2 replicas$"):
-        gradlab.Trainer(model, optimizer, "mse", 3, two_devices).step(np.ones((4, 4)), np.ones((4, 1)))
+    with pytest.raises(
+        ValueError, match=r"^norm must not be synchronized: .*GroupNormalization.* on 2 replicas$"
+    ):
+        gradlab.Trainer(model, optimizer, "mse", 3, two_devices).step(
+            np.ones((4, 4)), np.ones((4, 1))
+        )
     batch_norm.check(model, replicas=1)
 
 
@@ -275,7 +312,9 @@ class Interrupted(Exception):
     pass
 
 
-@pytest.mark.parametrize("form, accumulation", [("dataset", None), ("function", lambda update: 1 + update // 3)])
+@pytest.mark.parametrize(
+    "form, accumulation", [("dataset", None), ("function", lambda update: 1 + update // 3)]
+)
 def test_a_run_that_was_interrupted_ends_with_the_same_bits(form, accumulation, tmp_path):
     x, y = large_batch.data("dense", 31)
 
@@ -329,7 +368,12 @@ def test_windows_hold_every_example_once_an_epoch():
     batches = [(np.arange(start, start + n),) for start, n in ((0, 3), (3, 5), (8, 1))]
     sizes = iter([4, 2, 7, 5])
     windows = DatasetWindows(lambda epoch: batches, lambda: next(sizes))
-    assert [next(windows)[0].tolist() for _ in range(4)] == [[0, 1, 2, 3], [4, 5], [6, 7, 8], [0, 1, 2, 3, 4]]
+    assert [next(windows)[0].tolist() for _ in range(4)] == [
+        [0, 1, 2, 3],
+        [4, 5],
+        [6, 7, 8],
+        [0, 1, 2, 3, 4],
+    ]
 
 
 def windows_of(array, sizes, batch=3, skip=0):
@@ -339,7 +383,9 @@ def windows_of(array, sizes, batch=3, skip=0):
     windows = DatasetWindows(data, lambda: next(sizes), 0, skip)
     found = [next(windows) for _ in range(3)]
     as_dense = (
-        tf.sparse.to_dense if isinstance(array, tf.SparseTensor) else lambda part: part.to_tensor(shape=[None, 4])
+        tf.sparse.to_dense
+        if isinstance(array, tf.SparseTensor)
+        else lambda part: part.to_tensor(shape=[None, 4])
     )
     return [(as_dense(x).numpy(), y) for x, y, _ in found]
 
@@ -350,7 +396,11 @@ def test_windows_of_sparse_and_ragged_tensors(kind, skip):
     """They are cut and put together as dense ones are, from any position on."""
     dense = np.triu(np.ones([8, 4], "float32")).T.reshape(8, 4)
     dense = np.array([[1.0] * n + [0.0] * (4 - n) for n in (1, 4, 2, 0, 3, 3, 1, 4)], "float32")
-    tensor = tf.sparse.from_dense(dense) if kind == "sparse" else tf.RaggedTensor.from_tensor(dense, padding=0.0)
+    tensor = (
+        tf.sparse.from_dense(dense)
+        if kind == "sparse"
+        else tf.RaggedTensor.from_tensor(dense, padding=0.0)
+    )
     sizes = [4 - skip, 1, 5]
     for (x, y), rows_ in zip(windows_of(tensor, sizes, skip=skip), ([skip, 4], [4, 5], [5, 8])):
         np.testing.assert_array_equal(x, dense[slice(*rows_)])
@@ -368,10 +418,14 @@ def test_fit_takes_sparse_tensors(accumulation, replicas, two_devices):
     for x in (dense, tf.sparse.from_dense(dense)):
         keras.utils.set_random_seed(0)
         with strategy.scope():
-            model = keras.Sequential([keras.Input([4], sparse=x is not dense), keras.layers.Dense(1)])
+            model = keras.Sequential(
+                [keras.Input([4], sparse=x is not dense), keras.layers.Dense(1)]
+            )
             optimizer = keras.optimizers.SGD(0.1)
         trainer = gradlab.Trainer(model, optimizer, "mse", 2, strategy, accumulation=accumulation)
-        steps = trainer.fit(tf.data.Dataset.from_tensor_slices((x, targets)).batch(5), 5, verbose=False)
+        steps = trainer.fit(
+            tf.data.Dataset.from_tensor_slices((x, targets)).batch(5), 5, verbose=False
+        )
         weights.append([np.concatenate([step.losses for step in steps]), *model.get_weights()])
     for one, other in zip(*weights):
         np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)
@@ -388,7 +442,10 @@ SPOILING = {
 @pytest.mark.parametrize("case", SPOILING)
 @pytest.mark.parametrize("first", [True, False])
 def test_a_window_that_cannot_be_compiled_changes_nothing_for_those_after_it(case, first):
-    x, y = np.random.default_rng(0).normal(size=(16, 4)).astype("float32"), np.ones([16, 1], "float32")
+    x, y = (
+        np.random.default_rng(0).normal(size=(16, 4)).astype("float32"),
+        np.ones([16, 1], "float32"),
+    )
     found = []
     for spoiled in (False, True):
         keras.utils.set_random_seed(0)
@@ -399,7 +456,8 @@ def test_a_window_that_cannot_be_compiled_changes_nothing_for_those_after_it(cas
             with pytest.raises(Exception, match="."):
                 trainer.step(*SPOILING[case](x, y))
         right = [(x, y), (x, y, np.arange(16.0))]
-        # The window after it has its structure: what was kept of the wrong one would be used for it.
+        # The window after it has its structure: what was kept of the wrong one would be used for
+        # it.
         windows = right[::-1] if case.startswith("weights") else right
         losses += [trainer.step(*window).loss for window in (*windows, *windows)]
         found.append([*losses, *model.get_weights()])
@@ -409,7 +467,10 @@ def test_a_window_that_cannot_be_compiled_changes_nothing_for_those_after_it(cas
 
 @pytest.mark.parametrize("place", ["loss", "weight_fn"])
 def test_ctrl_c_while_a_step_is_compiled_can_be_followed_by_the_same_step(place):
-    x, y = np.random.default_rng(0).normal(size=(16, 4)).astype("float32"), np.ones([16, 1], "float32")
+    x, y = (
+        np.random.default_rng(0).normal(size=(16, 4)).astype("float32"),
+        np.ones([16, 1], "float32"),
+    )
     pressed = []
 
     def press(here):
@@ -435,7 +496,12 @@ def test_ctrl_c_while_a_step_is_compiled_can_be_followed_by_the_same_step(place)
 @pytest.mark.parametrize("size", [2, "auto"])
 @pytest.mark.parametrize(
     ("weights", "shown"),
-    [([1.0, np.nan, 1, 1], "nan"), ([1.0, -1.0, 1, -1], "-1.*"), ([1.0, np.inf, 1, 1], "inf"), ([3, -2, 1, 1], "-2.*")],
+    [
+        ([1.0, np.nan, 1, 1], "nan"),
+        ([1.0, -1.0, 1, -1], "-1.*"),
+        ([1.0, np.inf, 1, 1], "inf"),
+        ([3, -2, 1, 1], "-2.*"),
+    ],
 )
 def test_weights_that_are_negative_or_not_finite_are_refused(weights, shown, size):
     """1 and -1 add up to 0: the loss would be 0, and the update would be applied."""
@@ -456,13 +522,20 @@ def test_weights_that_are_negative_or_not_finite_are_refused(weights, shown, siz
     ("weights", "right"), [([True, False, True, True], [1, 0, 1, 1]), ([3, 0, 2, 1], [3, 0, 2, 1])]
 )
 def test_weights_may_be_booleans_and_integers(weights, right):
-    x, y = np.random.default_rng(0).normal(size=(4, 4)).astype("float32"), np.ones([4, 1], "float32")
+    x, y = (
+        np.random.default_rng(0).normal(size=(4, 4)).astype("float32"),
+        np.ones([4, 1], "float32"),
+    )
     losses = []
     for given in (weights, np.array(right, "float32")):
         keras.utils.set_random_seed(0)
         model = model_of(keras.layers.Dense(1))
         weight_fn = lambda x, y, given=given: tf.constant(given)  # noqa: E731
-        losses.append(gradlab.Trainer(model, keras.optimizers.SGD(0.1), "mse", 4, weight_fn=weight_fn).step(x, y).loss)
+        losses.append(
+            gradlab.Trainer(model, keras.optimizers.SGD(0.1), "mse", 4, weight_fn=weight_fn)
+            .step(x, y)
+            .loss
+        )
     assert losses[0] == losses[1]
 
 
@@ -505,32 +578,42 @@ def bad_window(*window):
     return lambda: one_trainer().step(*window)
 
 
-ONE, SCALED = model_of(keras.layers.Dense(1)), keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
+ONE, SCALED = (
+    model_of(keras.layers.Dense(1)),
+    keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()),
+)
 TEXTS = large_batch.data("masked_and_whole", 4)
 X, Y = large_batch.data("shared", 6)
 REFUSED = {
-    "lengths": (bad_window(X, Y[:5]), "x, y and sample_weight must have the same number of examples. Received: 6 5"),
-    "labels": (bad_window(X, np.array([0, 1, 2, 3, 9, 0])), "labels must be classes from 0 to 2. Received: 3"),
+    "lengths": (bad_window(X, Y[:5]), "x, y and sample_weight must have the same number of "
+                                      "examples. Received: 6 5"),
+    "labels": (bad_window(X, np.array([0, 1, 2, 3, 9, 0])), "labels must be classes from 0 to 2. "
+                                                            "Received: 3"),
     "negative labels": (
-        bad_window(X, np.array([0, 1, 2, 0, -1, 0])), "labels must be classes from 0 to 2. Received: -1",
+        bad_window(X, np.array([0, 1, 2, 0, -1, 0])), "labels must be classes from 0 to 2. "
+                                                      "Received: -1",
     ),
-    "empty window": (bad_window(X[:0], Y[:0]), "A window must hold at least one example. Received: 0"),
+    "empty window": (bad_window(X[:0], Y[:0]), "A window must hold at least one example. "
+                                               "Received: 0"),
     "empty dataset": (
         lambda: trainer_for("shared", 3).fit(tf.data.Dataset.from_tensor_slices((X, Y)).take(0).batch(2), 1),
         "dataset must hold at least one example. Received: none in epoch 0",
     ),
     "not built": (
         lambda: gradlab.Trainer(keras.Sequential([keras.layers.Dense(1)], name="open"), "sgd", "mse", 3),
-        "model must be built, so that its weights are there: give it an Input, or call it on a batch once. "
-        "Received: open, which is not built",
+        "model must be built, so that its weights are there: give it an Input, or call it on a "
+        "batch once. Received: open, which is not built",
     ),
     "nothing to train": (
         lambda: gradlab.Trainer(model_of(keras.layers.Dense(1, trainable=False)), "sgd", "mse", 3),
-        r"A model must have trainable variables to be trained. Received: \S+, with none among its 2 variables",
+        r"A model must have trainable variables to be trained. Received: \S+, with none among its "
+        r"2 variables",
     ),
-    "not a model": (lambda: gradlab.Trainer(3, "sgd", "mse", 3), "model must be a keras.Model. Received: 3"),
+    "not a model": (lambda: gradlab.Trainer(3, "sgd", "mse", 3), "model must be a keras.Model. "
+                                                                 "Received: 3"),
     "updates": (
-        lambda: trainer_for("shared", 3).fit([], 0), "updates must be a positive integer. Received: 0",
+        lambda: trainer_for("shared", 3).fit([], 0), "updates must be a positive integer. "
+                                                     "Received: 0",
     ),
     "schedule": (
         lambda: trainer_for("shared", 3, options={"accumulation": lambda update: 1.5}).fit([(X, Y)], 2),
@@ -542,8 +625,8 @@ REFUSED = {
     ),
     "scale and skip": (
         lambda: gradlab.Trainer(ONE, SCALED, "mse", 3, skip_nonfinite=True),
-        "skip_nonfinite must be False with a LossScaleOptimizer, which learns its scale from what is not finite. "
-        "Received: True",
+        "skip_nonfinite must be False with a LossScaleOptimizer, which learns its scale from what "
+        "is not finite. Received: True",
     ),
     "accumulated twice": (
         lambda: gradlab.Trainer(ONE, keras.optimizers.SGD(gradient_accumulation_steps=4), "mse", 3),
@@ -568,7 +651,8 @@ REFUSED = {
         "loss_weights must be finite numbers. Received: nan",
     ),
     "large size": (
-        lambda: trainer_for("shared", 10**30), "microbatch_size must be at most 2147483647. Received: 1" + "0" * 30,
+        lambda: trainer_for("shared", 10**30), "microbatch_size must be at most 2147483647. "
+                                               "Received: 1" + "0" * 30,
     ),
     "weight_fn": (
         lambda: trainer_for("shared", 3, options={"weight_fn": 3}),
@@ -580,14 +664,17 @@ REFUSED = {
     ),
     "generator": (
         lambda: trainer_for("shared", 3).fit((batch for batch in [(X, Y)]), 1),
-        "dataset must be .* iterated again for each epoch. Received: a generator, which yields its batches only once",
+        "dataset must be .* iterated again for each epoch. Received: a generator, which yields "
+        "its batches only once",
     ),
     "iterator of a dataset": (
         lambda: trainer_for("shared", 3).fit(iter(tf.data.Dataset.from_tensors((X, Y))), 1),
-        r"dataset must be .* for each epoch. Received: a \w*Iterator, which yields its batches only once",
+        r"dataset must be .* for each epoch. Received: a \w*Iterator, which yields its batches "
+        r"only once",
     ),
     "not a dataset": (
-        lambda: trainer_for("shared", 3).fit(3, 1), "dataset must be .* for each epoch. Received: 3",
+        lambda: trainer_for("shared", 3).fit(3, 1), "dataset must be .* for each epoch. Received: "
+                                                    "3",
     ),
     "several divisors and skip": (
         lambda: trainer_for("masked_and_whole", 3, options={"skip_nonfinite": True}).step(*TEXTS),
@@ -620,13 +707,18 @@ def test_a_model_or_optimizer_of_another_scope(two_devices):
         inside = large_batch.build("shared")
     outside = large_batch.build("shared")
     rule = "must be made in the strategy's scope: `with strategy.scope\\(\\):`"
-    with pytest.raises(ValueError, match=f"^model {rule}. Received: .*, made outside of MirroredStrategy's$"):
+    with pytest.raises(
+        ValueError, match=f"^model {rule}. Received: .*, made outside of MirroredStrategy's$"
+    ):
         gradlab.Trainer(outside, "sgd", "mse", 3, two_devices)
-    with pytest.raises(ValueError, match=f"^optimizer {rule}. Received: SGD, made outside of MirroredStrategy's$"):
+    with pytest.raises(
+        ValueError, match=f"^optimizer {rule}. Received: SGD, made outside of MirroredStrategy's$"
+    ):
         gradlab.Trainer(inside, keras.optimizers.SGD(name="SGD"), "mse", 3, two_devices)
     with pytest.raises(
         ValueError,
-        match="^model must be trained with the strategy in whose scope it was made. Received: strategy=None$",
+        match="^model must be trained with the strategy in whose scope it was made. Received: "
+        "strategy=None$",
     ):
         gradlab.Trainer(inside, "sgd", "mse", 3)
 
@@ -634,5 +726,8 @@ def test_a_model_or_optimizer_of_another_scope(two_devices):
 def test_checkpoints_of_another_model(tmp_path):
     data = tf.data.Dataset.from_tensor_slices(large_batch.data("dense", 8)).batch(8)
     dropped().fit(data, 1, checkpoint_dir=tmp_path, verbose=False)
-    with pytest.raises(ValueError, match="^checkpoint_dir must hold checkpoints of this model and optimizer, or none"):
+    with pytest.raises(
+        ValueError,
+        match="^checkpoint_dir must hold checkpoints of this model and optimizer, or none",
+    ):
         trainer_for("convolutional", 3).fit(data, 1, checkpoint_dir=tmp_path)

@@ -1,4 +1,5 @@
-"""Losses that do not surely give each example a value of its own: exact in two passes, declared, or refused."""
+"""Losses that do not surely give each example a value of its own: exact in two passes, declared, or
+refused."""
 
 import keras
 import numpy as np
@@ -18,7 +19,9 @@ FIT = {"batch_size": 8, "shuffle": False, "verbose": 0}
 
 
 def network(activation=None):
-    return keras.Sequential([keras.Input([4]), keras.layers.Dense(5, "tanh"), keras.layers.Dense(3, activation)])
+    return keras.Sequential(
+        [keras.Input([4]), keras.layers.Dense(5, "tanh"), keras.layers.Dense(3, activation)]
+    )
 
 
 def fitted(loss, y=Y, weights=None, **fit):
@@ -49,9 +52,9 @@ def sums_of_columns(y, y_pred):
 def standardized(y, y_pred):
     """NaN for a batch of one example, whose deviation from the mean is 0."""
     error = y - y_pred
-    return tf.reduce_mean(error - tf.reduce_mean(error, 0)) + tf.reduce_sum(error**2) / tf.reduce_sum(
-        (y - tf.reduce_mean(y, 0)) ** 2
-    )
+    return tf.reduce_mean(error - tf.reduce_mean(error, 0)) + tf.reduce_sum(
+        error**2
+    ) / tf.reduce_sum((y - tf.reduce_mean(y, 0)) ** 2)
 
 
 class RootOfMean(keras.losses.Loss):
@@ -62,13 +65,18 @@ class RootOfMean(keras.losses.Loss):
 
 
 class ByFrequency(keras.losses.MeanAbsoluteError):
-    """One of Keras' losses with a `call` of its own, which weighs columns by what is in the batch."""
+    """One of Keras' losses with a `call` of its own, which weighs columns by what is in the
+    batch."""
 
     def call(self, y_true, y_pred):
-        return ops.sum(ops.abs(y_true - y_pred) * ops.mean(ops.abs(y_true), 0), -1) / ops.mean(y_true**2)
+        return ops.sum(ops.abs(y_true - y_pred) * ops.mean(ops.abs(y_true), 0), -1) / ops.mean(
+            y_true**2
+        )
 
 
-LATER_MASKED = np.where((np.arange(20)[:, None] >= 8) & (RNG.random((20, 3)) > 0.6), -100, Y).astype("float32")
+LATER_MASKED = np.where(
+    (np.arange(20)[:, None] >= 8) & (RNG.random((20, 3)) > 0.6), -100, Y
+).astype("float32")
 EXACT = {
     "rows of a mask": (valid_rows, Y),
     "a masked mean, full at first": (masked_mean, LATER_MASKED),
@@ -98,9 +106,12 @@ def test_an_axis_over_the_batch_is_exact(name):
 
 
 def test_an_axis_inside_an_example_needs_no_second_pass():
-    """Its update has the norms of micro-batches, which a loss over the whole batch does not have."""
+    """Its update has the norms of micro-batches, which a loss over the whole batch does not
+    have."""
     x = RNG.normal(size=(8, 4, 4, 1)).astype("float32")
-    model = keras.Sequential([keras.Input([4, 4, 1]), keras.layers.Conv2D(1, 3, padding="same", activation="sigmoid")])
+    model = keras.Sequential(
+        [keras.Input([4, 4, 1]), keras.layers.Conv2D(1, 3, padding="same", activation="sigmoid")]
+    )
     trainer = gradlab.Trainer(model, "sgd", keras.losses.Dice(axis=(1, 2, 3)), 3)
     assert np.isfinite(trainer.step(x, np.abs(x) > 0.5).gradient_norms).all()
 
@@ -114,7 +125,9 @@ def test_a_term_that_is_switched_on_later_is_exact(weights):
             return ops.mean(ops.abs(y - y_pred)) + factor * ops.mean(y_pred) ** 2
 
         model.compile(keras.optimizers.SGD(0.1), loss)
-        begins = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: factor.assign(epoch / 2.0))
+        begins = keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda epoch, logs: factor.assign(epoch / 2.0)
+        )
         return history(model.fit(X, Y, sample_weight=weights, epochs=3, callbacks=[begins], **FIT))
 
     assert_equal(network, run, 3)
@@ -123,7 +136,10 @@ def test_a_term_that_is_switched_on_later_is_exact(weights):
 def test_a_subclass_of_a_loss_of_keras_is_looked_at():
     model = gradlab.microbatched(network(), 3)
     model.compile("sgd", ByFrequency())
-    with pytest.raises(ValueError, match="^mean_absolute_error must give each example a loss that does not depend on"):
+    with pytest.raises(
+        ValueError,
+        match="^mean_absolute_error must give each example a loss that does not depend on",
+    ):
         model.fit(X, Y, **FIT)
 
 
@@ -155,13 +171,17 @@ class Rows(keras.Sequential):
 def test_a_compute_loss_that_returns_rows_is_refused():
     model = gradlab.microbatched(Rows(network().layers), 3, batch_losses="mean")
     model.compile("sgd")
-    with pytest.raises(ValueError, match="^compute_loss must return a scalar. Received: a tensor of shape "):
+    with pytest.raises(
+        ValueError, match="^compute_loss must return a scalar. Received: a tensor of shape "
+    ):
         model.fit(X, Y, **FIT)
 
 
 def test_activity_regularizers_of_keras_are_known_to_be_means():
     def build():
-        regularized = keras.layers.Dense(5, "tanh", activity_regularizer=keras.regularizers.L1L2(0.01, 0.1))
+        regularized = keras.layers.Dense(
+            5, "tanh", activity_regularizer=keras.regularizers.L1L2(0.01, 0.1)
+        )
         return keras.Sequential([keras.Input([4]), regularized, keras.layers.Dense(3)])
 
     assert_equal(build, fitted("mse"), 3)

@@ -1,4 +1,5 @@
-"""WholeBatch: losses that see all examples of a batch, in micro-batches, against a tape over the whole batch."""
+"""WholeBatch: losses that see all examples of a batch, in micro-batches, against a tape over the
+whole batch."""
 
 import functools
 import itertools
@@ -33,9 +34,20 @@ def clip(y, towers):
     """CLIP: two outputs, each the other's labels, and no targets."""
     assert y is None
     image, text = (tf.math.l2_normalize(tower, -1) for tower in towers)
-    similarities, right = tf.matmul(image, text, transpose_b=True) / 0.5, tf.range(tf.shape(image)[0])
+    similarities, right = (
+        tf.matmul(image, text, transpose_b=True) / 0.5,
+        tf.range(tf.shape(image)[0]),
+    )
     ways = similarities, tf.transpose(similarities)
-    return tf.add_n([tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(right, way)) for way in ways]) / 2
+    return (
+        tf.add_n(
+            [
+                tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(right, way))
+                for way in ways
+            ]
+        )
+        / 2
+    )
 
 
 def supervised_contrastive(y, y_pred):
@@ -45,7 +57,9 @@ def supervised_contrastive(y, y_pred):
     logits = tf.matmul(unit, unit, transpose_b=True) / 0.5
     log_odds = logits - tf.math.log(tf.reduce_sum(tf.exp(logits) * others, axis=1, keepdims=True))
     positives = tf.cast(labels[:, tf.newaxis] == labels, unit.dtype) * others
-    return -tf.math.divide_no_nan(tf.reduce_sum(positives * log_odds, 1), tf.reduce_sum(positives, 1))
+    return -tf.math.divide_no_nan(
+        tf.reduce_sum(positives * log_odds, 1), tf.reduce_sum(positives, 1)
+    )
 
 
 def distances(y_pred):
@@ -63,7 +77,9 @@ def hardest_triplets(y, y_pred):
 
 
 def correlation(y, y_pred):
-    one, other = (part - tf.reduce_mean(part) for part in (tf.reshape(y, [-1]), tf.reduce_sum(y_pred, axis=1)))
+    one, other = (
+        part - tf.reduce_mean(part) for part in (tf.reshape(y, [-1]), tf.reduce_sum(y_pred, axis=1))
+    )
     return 1 - tf.reduce_sum(one * other) / tf.norm(one) / tf.norm(other)
 
 
@@ -74,8 +90,12 @@ def balance(y, gates):
     return gates.shape[-1] * tf.reduce_sum(tf.reduce_mean(chosen, 0) * tf.reduce_mean(odds, 0))
 
 
-LOSSES = {f.__name__: f for f in (info_nce, supervised_contrastive, hardest_triplets, correlation, balance, clip)}
-# Losses that differ in kind: a value for each example, one number for the batch, and one number of two outputs.
+LOSSES = {
+    f.__name__: f
+    for f in (info_nce, supervised_contrastive, hardest_triplets, correlation, balance, clip)
+}
+# Losses that differ in kind: a value for each example, one number for the batch, and one number of
+# two outputs.
 KINDS = ["supervised_contrastive", "correlation", "clip"]
 SIZES = (1, 3, 8, 30)
 
@@ -106,7 +126,9 @@ def large_batch_fit(model, optimizer, loss, windows, loss_weight=1.0):
     found = []
     for window in windows:
         parts = (*window, None)[:3]
-        x, y, sample_weight = (None if part is None else tf.nest.map_structure(tf.constant, part) for part in parts)
+        x, y, sample_weight = (
+            None if part is None else tf.nest.map_structure(tf.constant, part) for part in parts
+        )
         with tf.GradientTape() as tape:
             value = loss(y, model(x, training=True))
             if sample_weight is not None:
@@ -150,7 +172,8 @@ def data_of(name, examples):
 
 
 class Reference(NamedTuple):
-    """The training of the large batch: its weights before and after, and the loss of each update."""
+    """The training of the large batch: its weights before and after, and the loss of each
+    update."""
 
     start: list
     weights: list
@@ -168,24 +191,33 @@ def windows_for(name, weighted=False):
 
 @functools.cache
 def reference(name, floatx, optimizer="sgd", clipnorm=None, weighted=False):
-    """The reference for a loss and `windows_for` it; floatx is that of Keras, which the results depend on."""
+    """The reference for a loss and `windows_for` it; floatx is that of Keras, which the results
+    depend on."""
     assert floatx == keras.config.floatx()
     model = built(name)
     start = model.get_weights()
     windows = windows_for(name, weighted)
-    losses = large_batch_fit(model, OPTIMIZERS[optimizer](global_clipnorm=clipnorm), LOSSES[name], windows)
+    losses = large_batch_fit(
+        model, OPTIMIZERS[optimizer](global_clipnorm=clipnorm), LOSSES[name], windows
+    )
     return Reference(start, model.get_weights(), losses)
 
 
-def holds_for_every_size(name, tolerance=1e-12, optimizer="sgd", clipnorm=None, weighted=False, sizes=SIZES):
+def holds_for_every_size(
+    name, tolerance=1e-12, optimizer="sgd", clipnorm=None, weighted=False, sizes=SIZES
+):
     """Holds the updates in micro-batches of every size against those of the large batch."""
     expected = reference(name, keras.config.floatx(), optimizer, clipnorm, weighted)
     every_size = EverySize(
-        built(name), OPTIMIZERS[optimizer](global_clipnorm=clipnorm), gradlab.WholeBatch(LOSSES[name])
+        built(name),
+        OPTIMIZERS[optimizer](global_clipnorm=clipnorm),
+        gradlab.WholeBatch(LOSSES[name]),
     )
     for size in sizes:
         found = every_size(size, windows_for(name, weighted))
-        held_against(expected.weights, found.weights, expected.start, tolerance, f"micro-batches of {size}")
+        held_against(
+            expected.weights, found.weights, expected.start, tolerance, f"micro-batches of {size}"
+        )
         np.testing.assert_allclose(found.losses, expected.losses, rtol=tolerance, err_msg=f"{size}")
     assert every_size.traces == 1
 
@@ -195,7 +227,8 @@ def test_every_size_makes_the_update_of_the_large_batch(name, float64):
     holds_for_every_size(name)
 
 
-@pytest.mark.parametrize("name", [name for name in LOSSES if name != "clip"])  # weights need targets, see below
+# Weights need targets, see below
+@pytest.mark.parametrize("name", [name for name in LOSSES if name != "clip"])
 def test_every_size_with_weights_and_clipping(name, float64):
     holds_for_every_size(name, optimizer="adamw", clipnorm=0.25, weighted=True)
 
@@ -212,7 +245,9 @@ def fitted(name, strategy=None, clipnorm=None, weighted=False):
         model = gradlab.microbatched(built(name), 3)
         model.compile(OPTIMIZERS["sgd"](global_clipnorm=clipnorm), gradlab.WholeBatch(LOSSES[name]))
     weights = WEIGHTS if weighted else None
-    history = model.fit(x, y, sample_weight=weights, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    history = model.fit(
+        x, y, sample_weight=weights, batch_size=8, epochs=2, shuffle=False, verbose=0
+    )
     return model.get_weights(), history.history["loss"]
 
 
@@ -231,7 +266,8 @@ def test_fit_on_two_devices_with_weights_and_clipping(float64, two_devices):
     held_against(expected.weights, weights, expected.start)
 
 
-# With two devices, a window of one example leaves one of them without any. One example has no correlation.
+# With two devices, a window of one example leaves one of them without any. One example has no
+# correlation.
 TRAINER_WINDOWS = {
     "hardest_triplets": [(0, 8), (8, 9), (9, 19)],
     "correlation": [(0, 8), (8, 19)],
@@ -246,14 +282,18 @@ def test_trainer(name, float64, two_devices):
     clipnorm = 0.25 if name == "hardest_triplets" else None
     expected = built(name)
     start = expected.get_weights()
-    losses = large_batch_fit(expected, OPTIMIZERS["adam"](global_clipnorm=clipnorm), LOSSES[name], windows)
+    losses = large_batch_fit(
+        expected, OPTIMIZERS["adam"](global_clipnorm=clipnorm), LOSSES[name], windows
+    )
     for strategy in (None, two_devices):
         with (strategy or tf.distribute.get_strategy()).scope():
             model = built(name)
             optimizer = OPTIMIZERS["adam"](global_clipnorm=clipnorm)
         trainer = gradlab.Trainer(model, optimizer, gradlab.WholeBatch(LOSSES[name]), 3, strategy)
         steps = [trainer.step(*window) for window in windows]
-        held_against(expected.get_weights(), model.get_weights(), start, case=f"strategy {strategy}")
+        held_against(
+            expected.get_weights(), model.get_weights(), start, case=f"strategy {strategy}"
+        )
         np.testing.assert_allclose([step.loss for step in steps], losses, rtol=1e-12)
         assert all(np.isnan(step.gradient_norms).all() for step in steps)
 
@@ -267,7 +307,8 @@ def half_precision():
 
 @pytest.mark.parametrize("name", KINDS)
 def test_every_size_in_half_precision(name, half_precision):
-    """Gradients of float16 have three digits; those of the tape over the batch have the same ones."""
+    """Gradients of float16 have three digits; those of the tape over the batch have the same
+    ones."""
 
     def scaled():
         return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=2.0**8)
@@ -282,11 +323,14 @@ def test_every_size_in_half_precision(name, half_precision):
     for size in SIZES:
         found = every_size(size, windows_for(name))
         distances = moved(expected.get_weights(), start), moved(found.weights, start)
-        held_against(*distances, [np.zeros_like(old) for old in start], 3e-2, f"micro-batches of {size}")
+        held_against(
+            *distances, [np.zeros_like(old) for old in start], 3e-2, f"micro-batches of {size}"
+        )
 
 
 def test_two_devices_gather_every_type(two_devices):
-    """Also those that TensorFlow does not gather itself, with a different number of rows on each device."""
+    """Also those that TensorFlow does not gather itself, with a different number of rows on each
+    device."""
     names = ["bool", "uint8", "int8", "uint16", "int16", "int32", "int64"]
     names += ["float16", "bfloat16", "float32", "float64"]
 
@@ -314,7 +358,9 @@ def test_two_devices_with_bytes_as_labels_and_outputs_of_bfloat16(two_devices):
     with two_devices.scope():
         model = network(dtype="bfloat16")
         optimizer = OPTIMIZERS["sgd"]()
-    every_size = EverySize(model, optimizer, gradlab.WholeBatch(supervised_contrastive), strategy=two_devices)
+    every_size = EverySize(
+        model, optimizer, gradlab.WholeBatch(supervised_contrastive), strategy=two_devices
+    )
     found = every_size(3, windows)
     distances = moved(expected.get_weights(), start), moved(found.weights, start)
     held_against(*distances, [np.zeros_like(np.float32(old)) for old in start], 3e-2)
@@ -325,8 +371,12 @@ class Towers(keras.Model):
 
     def __init__(self):
         super().__init__()
-        self.image, self.text = (keras.Sequential([keras.Input([n]), layers.Dense(4)]) for n in (4, 3))
-        self.temperature = self.add_weight(shape=(), initializer=keras.initializers.Constant(0.7), name="temperature")
+        self.image, self.text = (
+            keras.Sequential([keras.Input([n]), layers.Dense(4)]) for n in (4, 3)
+        )
+        self.temperature = self.add_weight(
+            shape=(), initializer=keras.initializers.Constant(0.7), name="temperature"
+        )
         self.built = True
 
     def call(self, inputs):
@@ -350,10 +400,14 @@ def test_variables_that_the_loss_reads_are_trained(replicas, loss_weight, float6
     with (two_devices if replicas == 2 else tf.distribute.get_strategy()).scope():
         keras.utils.set_random_seed(0)
         model = gradlab.microbatched(Towers(), 3)
-        model.compile(OPTIMIZERS["sgd"](), gradlab.WholeBatch(model.loss_of), loss_weights=loss_weight)
+        model.compile(
+            OPTIMIZERS["sgd"](), gradlab.WholeBatch(model.loss_of), loss_weights=loss_weight
+        )
     model.fit(x, batch_size=8, epochs=2, shuffle=False, verbose=0)
     held_against(expected.get_weights(), model.get_weights(), start)
-    distances = [abs(float(new - old)) for new, old in zip(model.get_weights(), start) if np.ndim(old) == 0]
+    distances = [
+        abs(float(new - old)) for new, old in zip(model.get_weights(), start) if np.ndim(old) == 0
+    ]
     assert len(distances) == 1 and distances[0] > 1e-3
 
 
@@ -381,13 +435,20 @@ def test_a_function_gets_targets_and_predictions_of_one_rank_as_in_compile(float
 
 def test_any_sizes_and_weights(float64):
     def every_size(in_flight):
-        return EverySize(network(), OPTIMIZERS["adam"](), gradlab.WholeBatch(hardest_triplets), in_flight=in_flight)
+        return EverySize(
+            network(),
+            OPTIMIZERS["adam"](),
+            gradlab.WholeBatch(hardest_triplets),
+            in_flight=in_flight,
+        )
 
     traced = {in_flight: every_size(in_flight) for in_flight in (1, 2)}
     expected = network()
     start = expected.get_weights()
 
-    @settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    )
     @given(
         size=st.integers(1, 12),
         lengths=st.lists(st.integers(1, 12), min_size=1, max_size=3),
@@ -431,7 +492,9 @@ def test_beside_an_ordinary_loss_and_losses_that_layers_add(weights, float64):
     start = expected.get_weights()
     losses = large_batch_fit(expected, optimizer, both, windows_of((x, y), batch_size=8))
     model = gradlab.microbatched(build(), 3, batch_losses="mean")
-    model.compile(OPTIMIZERS["adam"](), [gradlab.WholeBatch(hardest_triplets), "mse"], loss_weights=weights)
+    model.compile(
+        OPTIMIZERS["adam"](), [gradlab.WholeBatch(hardest_triplets), "mse"], loss_weights=weights
+    )
     history = model.fit(x, y, batch_size=8, shuffle=False, verbose=0).history
     held_against(expected.get_weights(), model.get_weights(), start)
     np.testing.assert_allclose(history["loss"], np.array(losses) @ np.array([8, 5]) / 13, rtol=1e-6)
@@ -454,7 +517,8 @@ def squares(y, y_pred):
 
 
 def trained_with_state(loss):
-    """What there is after two epochs with dropout, noise and batch normalization: weights, averages and seeds."""
+    """What there is after two epochs with dropout, noise and batch normalization: weights, averages
+    and seeds."""
     keras.utils.set_random_seed(0)  # the layers draw their seeds before `network` begins
     middle = layers.Dropout(0.5), layers.GaussianNoise(0.5), layers.BatchNormalization()
     model = gradlab.microbatched(network(*middle), 3)
@@ -470,7 +534,8 @@ def trained_with_state_in_one_pass():
 
 
 def test_both_passes_draw_the_same_masks_and_averages_move_once(float64):
-    """For a mean over the examples, two passes must give what one pass gives, if they draw the same masks."""
+    """For a mean over the examples, two passes must give what one pass gives, if they draw the same
+    masks."""
     assert_close(trained_with_state(gradlab.WholeBatch(squares)), trained_with_state_in_one_pass())
 
 
@@ -493,7 +558,9 @@ def test_slopes_of_other_rows_are_noticed(monkeypatch, float64):
 
     def turned(*args):
         between = original(*args)
-        return between._replace(slopes=[[tf.reverse(slope, [0]) for slope in each] for each in between.slopes])
+        return between._replace(
+            slopes=[[tf.reverse(slope, [0]) for slope in each] for each in between.slopes]
+        )
 
     monkeypatch.setattr(window_pass, "losses_and_slopes", turned)
     with pytest.raises(AssertionError, match="Mismatched"):
@@ -501,14 +568,17 @@ def test_slopes_of_other_rows_are_noticed(monkeypatch, float64):
 
 
 def test_half_precision_with_a_loss_scale(half_precision):
-    """The slopes are float16 with the loss scale, as in the large batch. Without the scale they would be 0."""
+    """The slopes are float16 with the loss scale, as in the large batch. Without the scale they
+    would be 0."""
 
     def tiny(y, y_pred):
         return 1e-7 * supervised_contrastive(y, y_pred)
 
     model = network()
     start = model.get_weights()
-    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(2e6), initial_scale=2.0**20)
+    optimizer = keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(2e6), initial_scale=2.0**20
+    )
     every_size = EverySize(model, optimizer, gradlab.WholeBatch(tiny))
     windows = [(rows(12, 4), labels(12))] * 2
     whole, parts = (every_size(size, windows).weights for size in (12, 5))
@@ -526,7 +596,11 @@ def test_weights_of_a_trainer_divide_the_loss(float64):
     large_batch_fit(expected, optimizer, weighted, [(x, y)])
     model = network()
     trainer = gradlab.Trainer(
-        model, OPTIMIZERS["adam"](), gradlab.WholeBatch(info_nce), 2, weight_fn=lambda x, y: tf.constant(weight)
+        model,
+        OPTIMIZERS["adam"](),
+        gradlab.WholeBatch(info_nce),
+        2,
+        weight_fn=lambda x, y: tf.constant(weight),
     )
     trainer.step(x, y)
     held_against(expected.get_weights(), model.get_weights(), start)
@@ -542,7 +616,9 @@ def test_masks_of_the_outputs_reach_the_loss(replicas, float64, two_devices):
 
     def embedding():
         keras.utils.set_random_seed(0)
-        return keras.Sequential([keras.Input([3], dtype="int32"), layers.Embedding(5, 2, mask_zero=True)])
+        return keras.Sequential(
+            [keras.Input([3], dtype="int32"), layers.Embedding(5, 2, mask_zero=True)]
+        )
 
     def without_padding(y, y_pred):  # Keras divides what the mask lets through by its number
         counted = tf.cast(tokens > 0, y_pred.dtype)
@@ -550,7 +626,9 @@ def test_masks_of_the_outputs_reach_the_loss(replicas, float64, two_devices):
 
     expected = embedding()
     start = expected.get_weights()
-    [loss] = large_batch_fit(expected, keras.optimizers.SGD(0.01), without_padding, [(tokens, tokens)])
+    [loss] = large_batch_fit(
+        expected, keras.optimizers.SGD(0.01), without_padding, [(tokens, tokens)]
+    )
     strategy = two_devices if replicas == 2 else tf.distribute.get_strategy()
     with strategy.scope():
         model = embedding()
@@ -564,12 +642,18 @@ def test_masks_of_the_outputs_reach_the_loss(replicas, float64, two_devices):
 
 def test_losses_of_keras_over_the_whole_batch(float64):
     x, y = rows(13, 4), (rows(13, 4, seed=2) > 0).astype("float64")
-    for loss in (keras.losses.Dice(), keras.losses.Circle(reduction="sum"), keras.losses.MeanSquaredError()):
+    for loss in (
+        keras.losses.Dice(),
+        keras.losses.Circle(reduction="sum"),
+        keras.losses.MeanSquaredError(),
+    ):
         targets = labels(13) if isinstance(loss, keras.losses.Circle) else y
         plain = network(layers.LayerNormalization())
         plain.compile("sgd", loss, run_eagerly=True)
         expected = [plain.train_on_batch(x, targets), *plain.get_weights()]
-        every_size = EverySize(network(layers.LayerNormalization()), keras.optimizers.SGD(), gradlab.WholeBatch(loss))
+        every_size = EverySize(
+            network(layers.LayerNormalization()), keras.optimizers.SGD(), gradlab.WholeBatch(loss)
+        )
         for size in (13, 3):
             found = every_size(size, [(x, targets)])
             assert_close([found.losses[0], *found.weights], expected, case=f"{loss.name}, {size}")
@@ -579,7 +663,10 @@ def test_names_of_functions_that_tensorflow_takes_for_no_name():
     def _private(y, y_pred):
         return correlation(y, y_pred)
 
-    for function, name in ((_private, "private"), (lambda y, y_pred: correlation(y, y_pred), "lambda")):
+    for function, name in (
+        (_private, "private"),
+        (lambda y, y_pred: correlation(y, y_pred), "lambda"),
+    ):
         loss = gradlab.WholeBatch(function)
         tf.function(loss, autograph=False)(labels(4), rows(4, 4))
         assert loss.name == name
@@ -600,7 +687,9 @@ def test_a_saved_model_continues(float64, tmp_path):
     for one in (model, loaded):
         one.fit(x, y, verbose=0, shuffle=False)
     assert_close(loaded.get_weights(), model.get_weights())
-    assert repr(gradlab.WholeBatch.from_config(gradlab.WholeBatch(registered).get_config()).fn) == repr(registered)
+    assert repr(
+        gradlab.WholeBatch.from_config(gradlab.WholeBatch(registered).get_config()).fn
+    ) == repr(registered)
 
 
 class MeanOverTheBatch(layers.Layer):
@@ -626,30 +715,37 @@ class HiddenNoise(layers.Layer):
             inputs
             + {
                 "function": lambda: tf.function(noise)(),
-                "loop": lambda: tf.while_loop(lambda i, _: i < 2, lambda i, _: (i + 1, noise()), (0, inputs))[1],
+                "loop": lambda: tf.while_loop(
+                    lambda i, _: i < 2, lambda i, _: (i + 1, noise()), (0, inputs)
+                )[1],
                 "branch": lambda: tf.cond(tf.reduce_sum(inputs) > 0, noise, lambda: inputs),
             }[self.where]()
         )
 
 
 REFUSED = {
-    "no function": (lambda: gradlab.WholeBatch("mse"), "fn must be a function (y, y_pred) -> loss. Received: 'mse'"),
+    "no function": (
+        lambda: gradlab.WholeBatch("mse"),
+        "fn must be a function (y, y_pred) -> loss. Received: 'mse'",
+    ),
     "a constant": (
         lambda: trained(lambda y, y_pred: tf.reduce_mean(y)),
         "lambda must depend on the predictions. Received: a loss that is constant in them",
     ),
     "no rows": (
         lambda: trained(correlation, MeanOverTheBatch()),
-        "correlation needs outputs and targets with a row for each example. Received: a tensor of shape (1, 4)",
+        "correlation needs outputs and targets with a row for each example. Received: a tensor of "
+        "shape (1, 4)",
     ),
     "ragged targets": (
         lambda: trained(correlation, y=tf.ragged.constant([[1.0], [2.0, 3.0], [], [4.0]])),
-        "correlation needs outputs and targets with a row for each example. Received: a RaggedTensor",
+        "correlation needs outputs and targets with a row for each example. Received: a "
+        "RaggedTensor",
     ),
     "numbers that cannot be drawn again": (
         lambda: trained(correlation, OwnNoise()),
-        "correlation needs random numbers that can be drawn twice: draw them with keras.random and a "
-        "keras.random.SeedGenerator instead of tf.random. Received: ",
+        "correlation needs random numbers that can be drawn twice: draw them with keras.random "
+        "and a keras.random.SeedGenerator instead of tf.random. Received: ",
     ),
     **{
         f"numbers drawn in a {where}": (
@@ -660,27 +756,31 @@ REFUSED = {
     },
     "weights that would be ignored": (
         lambda: gradlab.Trainer(
-            network(), "sgd", gradlab.WholeBatch(correlation), 2, weight_fn=lambda x, y: tf.ones(tf.shape(y))
+            network(),
+            "sgd",
+            gradlab.WholeBatch(correlation),
+            2,
+            weight_fn=lambda x, y: tf.ones(tf.shape(y)),
         ).step(rows(4, 4), labels(4)),
-        "correlation must give a loss for each example if sample weights divide it, as those of weight_fn do. "
-        "Received: one number for the whole batch",
+        "correlation must give a loss for each example if sample weights divide it, as those of "
+        "weight_fn do. Received: one number for the whole batch",
     ),
     "weights that Keras drops": (
         lambda: compiled(clip).fit(rows(4, 4), sample_weight=np.ones(4)),
-        "sample_weight must be None without targets, because Keras drops it then. Give targets too, such as zeros, if "
-        "the loss reads none. Received: a sample_weight of shape (4,)",
+        "sample_weight must be None without targets, because Keras drops it then. Give targets "
+        "too, such as zeros, if the loss reads none. Received: a sample_weight of shape (4,)",
     ),
     "no reduction": (
         lambda: trained(gradlab.WholeBatch(info_nce, reduction="none")),
-        "info_nce must have a reduction for gradlab to know the large batch's loss: sum_over_batch_size, mean, "
-        "mean_with_sample_weight or sum. Received: 'none'",
+        "info_nce must have a reduction for gradlab to know the large batch's loss: "
+        "sum_over_batch_size, mean, mean_with_sample_weight or sum. Received: 'none'",
     ),
     "micro-batches left out": (
-        lambda: gradlab.Trainer(network(), "sgd", gradlab.WholeBatch(correlation), 2, skip_nonfinite=True).step(
-            rows(4, 4), labels(4)
-        ),
-        "skip_nonfinite must be False with a loss over the whole batch, to which a micro-batch that is left out would "
-        "still belong. Received: True",
+        lambda: gradlab.Trainer(
+            network(), "sgd", gradlab.WholeBatch(correlation), 2, skip_nonfinite=True
+        ).step(rows(4, 4), labels(4)),
+        "skip_nonfinite must be False with a loss over the whole batch, to which a micro-batch "
+        "that is left out would still belong. Received: True",
     ),
 }
 
@@ -744,14 +844,19 @@ def test_memory_holds_one_micro_batch_and_the_predictions():
 
 
 def semi_hard_triplets(y, y_pred, margin=0.2):
-    """Schroff and others: for each anchor and positive, the nearest negative that is farther away than the positive."""
+    """Schroff and others: for each anchor and positive, the nearest negative that is farther away
+    than the positive."""
     unit = tf.math.l2_normalize(y_pred, axis=-1)
     apart = 2 - 2 * tf.matmul(unit, unit, transpose_b=True)
     same = tf.reshape(y, [-1, 1]) == tf.reshape(y, [1, -1])
     farther = ~same[:, tf.newaxis, :] & (apart[:, tf.newaxis, :] > apart[:, :, tf.newaxis])
-    nearest = tf.reduce_min(tf.where(farther, apart[:, tf.newaxis, :], tf.constant(4.0, apart.dtype)), axis=-1)
+    nearest = tf.reduce_min(
+        tf.where(farther, apart[:, tf.newaxis, :], tf.constant(4.0, apart.dtype)), axis=-1
+    )
     pairs = tf.cast(same, unit.dtype) - tf.eye(tf.shape(unit)[0], dtype=unit.dtype)
-    return tf.reduce_sum(pairs * tf.nn.relu(apart - nearest + margin)) / tf.maximum(tf.reduce_sum(pairs), 1)
+    return tf.reduce_sum(pairs * tf.nn.relu(apart - nearest + margin)) / tf.maximum(
+        tf.reduce_sum(pairs), 1
+    )
 
 
 @pytest.mark.slow

@@ -1,1 +1,2 @@
-"""Ready adapters for `gradlab.audit`, one for each library. gradlab depends on none of them but Keras."""
+"""Ready adapters for `gradlab.audit`, one for each library. gradlab depends on none of them but
+Keras."""

@@ -15,10 +15,14 @@ def train(problem: Problem) -> list[Weights]:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=problem.k)
     model = small.Small(problem)
     optimizer = small.optimizer(problem, model)
-    model, optimizer, schedule = accelerator.prepare(model, optimizer, small.schedule(problem, optimizer))
+    model, optimizer, schedule = accelerator.prepare(
+        model, optimizer, small.schedule(problem, optimizer)
+    )
     history = []
     for epoch in problem.epochs:
-        for microbatch in accelerator.prepare(DataLoader(epoch, batch_size=None, collate_fn=small.tensors)):
+        for microbatch in accelerator.prepare(
+            DataLoader(epoch, batch_size=None, collate_fn=small.tensors)
+        ):
             with accelerator.accumulate(model):
                 accelerator.backward(model(*microbatch))
                 if accelerator.sync_gradients and problem.clip_norm:

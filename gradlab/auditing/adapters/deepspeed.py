@@ -1,4 +1,5 @@
-"""DeepSpeed's engine on a CPU, with gradient_accumulation_steps: backward and step for each micro-batch."""
+"""DeepSpeed's engine on a CPU, with gradient_accumulation_steps: backward and step for each
+micro-batch."""
 
 import os
 import tempfile
@@ -22,11 +23,17 @@ def train(problem: Problem) -> list[Weights]:
         alone = {"auto_mpi_discovery": False, "rank": 0, "world_size": 1}
         deepspeed.init_distributed("gloo", init_method=meeting, verbose=False, **alone)
     settings: dict = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": problem.k}
-    settings |= {"gradient_clipping": problem.clip_norm or 0.0, "zero_allow_untested_optimizer": True}
-    model, history = small.Small(problem), list[Weights]()
+    settings |= {
+        "gradient_clipping": problem.clip_norm or 0.0,
+        "zero_allow_untested_optimizer": True,
+    }
+    model = small.Small(problem)
+    history = list[Weights]()
     optimizer = small.optimizer(problem, model)
     schedule = small.schedule(problem, optimizer)
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, lr_scheduler=schedule, config=settings)
+    engine, *_ = deepspeed.initialize(
+        model=model, optimizer=optimizer, lr_scheduler=schedule, config=settings
+    )
     for epoch in problem.epochs:
         for microbatch in epoch:
             engine.backward(engine(*small.tensors(microbatch)))

@@ -17,7 +17,10 @@ def losses(model: str, weights: dict, x: Any, y: Any) -> Any:
         x = weights["embedding"][x].mean(1) if model == "embedding" else x
         return jnp.square(x @ weights["kernel"] + weights["bias"] - y)[:, 0]
     if model == "two_layers":
-        logits = jnp.tanh(x @ weights["kernel_1"] + weights["bias_1"]) @ weights["kernel_2"] + weights["bias_2"]
+        logits = (
+            jnp.tanh(x @ weights["kernel_1"] + weights["bias_1"]) @ weights["kernel_2"]
+            + weights["bias_2"]
+        )
     else:
         logits = weights["embedding"][x] @ weights["kernel"] + weights["bias"]
     return optax.softmax_cross_entropy_with_integer_labels(logits, y)
@@ -45,7 +48,11 @@ def optimizer(problem: Problem) -> Any:
         "adam": lambda: optax.adam(rate, eps=EPSILON),
         "adamw": lambda: optax.adamw(rate, eps=EPSILON, weight_decay=problem.weight_decay),
     }[problem.optimizer]()
-    return optax.chain(optax.clip_by_global_norm(problem.clip_norm), made) if problem.clip_norm else made
+    return (
+        optax.chain(optax.clip_by_global_norm(problem.clip_norm), made)
+        if problem.clip_norm
+        else made
+    )
 
 
 def read(weights: dict) -> dict[str, np.ndarray]:
@@ -54,9 +61,16 @@ def read(weights: dict) -> dict[str, np.ndarray]:
 
 
 def stacked(window: list[tuple]) -> tuple:
-    """The micro-batches of a window as arrays of one shape, and a weight for each example or token; 0 for padding."""
+    """The micro-batches of a window as arrays of one shape, and a weight for each example or token;
+    0 for padding."""
     rows = max(len(microbatch[0]) for microbatch in window)
-    fill = lambda part: np.concatenate([part, np.zeros((rows - len(part), *part.shape[1:]), part.dtype)])  # noqa: E731
-    weights = [microbatch[2] if len(microbatch) > 2 else np.ones(len(microbatch[0])) for microbatch in window]
+
+    def fill(part):
+        return np.concatenate([part, np.zeros((rows - len(part), *part.shape[1:]), part.dtype)])
+
+    weights = [
+        microbatch[2] if len(microbatch) > 2 else np.ones(len(microbatch[0]))
+        for microbatch in window
+    ]
     x, y = (np.stack([fill(microbatch[i]) for microbatch in window]) for i in range(2))
     return x, y, np.stack([fill(weight) for weight in weights])

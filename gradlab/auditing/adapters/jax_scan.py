@@ -1,4 +1,5 @@
-"""A loop in JAX, written by hand: `lax.scan` adds up the losses of a window, each micro-batch by its size."""
+"""A loop in JAX, written by hand: `lax.scan` adds up the losses of a window, each micro-batch by
+its size."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,8 @@ supports = ("tokens", "clip_norm", "schedule", "momentum", "adam", "adamw")
 
 def train(problem: Problem) -> list[Weights]:
     """The weights after each update."""
-    optimizer, history = small.optimizer(problem), []
+    optimizer = small.optimizer(problem)
+    history = []
     weights = {name: jnp.asarray(value, "float32") for name, value in problem.weights.items()}
     state = optimizer.init(weights)
     total = lambda weights, x, y, size: jnp.sum(small.losses(problem.model, weights, x, y) * size)  # noqa: E731

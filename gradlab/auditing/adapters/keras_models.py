@@ -8,7 +8,9 @@ import numpy as np
 from gradlab.auditing.models import SHAPES, Weights
 from gradlab.auditing.problem import EPSILON, MOMENTUM, Problem
 
-layers, losses, optimizers = keras.layers, keras.losses, keras.optimizers
+layers = keras.layers
+losses = keras.losses
+optimizers = keras.optimizers
 
 
 class Rates(keras.optimizers.schedules.LearningRateSchedule):
@@ -16,7 +18,9 @@ class Rates(keras.optimizers.schedules.LearningRateSchedule):
 
     def __init__(self, problem: Problem):
         count = 2 + sum(map(len, problem.epochs))
-        self._rates = np.array([problem.learning_rate(update) for update in range(count)], "float32")
+        self._rates = np.array(
+            [problem.learning_rate(update) for update in range(count)], "float32"
+        )
 
     def __call__(self, step: Any) -> Any:
         return keras.ops.take(self._rates, keras.ops.cast(step, "int32"))
@@ -39,7 +43,8 @@ def build(problem: Problem) -> keras.Model:
 
 
 class MeanOverTokens(keras.losses.Loss):
-    """The mean of the tokens, for releases of Keras without the reduction "mean_with_sample_weight"."""
+    """The mean of the tokens, for releases of Keras without the reduction
+    "mean_with_sample_weight"."""
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         each = losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
@@ -54,7 +59,9 @@ def loss(problem: Problem) -> keras.losses.Loss:
     if problem.average_over == "examples":
         return losses.SparseCategoricalCrossentropy(from_logits=True)
     try:
-        return losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight")
+        return losses.SparseCategoricalCrossentropy(
+            from_logits=True, reduction="mean_with_sample_weight"
+        )
     except ValueError:
         return MeanOverTokens()
 

@@ -11,7 +11,8 @@ supports = ("tokens", "clip_norm", "schedule", "momentum", "adam", "adamw")
 
 def train(problem: Problem) -> list[Weights]:
     """The weights after each update."""
-    model, history = small.build(problem), []
+    model = small.build(problem)
+    history = []
     optimizer = small.optimizer(problem, gradient_accumulation_steps=problem.k)
     model.compile(optimizer, small.loss(problem), jit_compile=False)
     for number, microbatch in enumerate(chain(*problem.epochs), start=1):

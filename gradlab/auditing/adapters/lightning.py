@@ -17,7 +17,8 @@ logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
 def train(problem: Problem) -> list[Weights]:
     """The weights after each update."""
-    model, history = small.Small(problem), list[Weights]()
+    model = small.Small(problem)
+    history = list[Weights]()
 
     class Module(pl.LightningModule):
         def training_step(self, batch: list, number: int) -> Any:
@@ -25,13 +26,19 @@ def train(problem: Problem) -> list[Weights]:
 
         def configure_optimizers(self) -> tuple:
             optimizer = small.optimizer(problem, model)
-            return [optimizer], [{"scheduler": small.schedule(problem, optimizer), "interval": "step"}]
+            return [optimizer], [
+                {"scheduler": small.schedule(problem, optimizer), "interval": "step"}
+            ]
 
         def on_train_batch_end(self, *args: Any) -> None:
             if self.trainer.global_step > len(history):
                 history.append(model.read())
 
-    module, settings = Module(), dict.fromkeys(QUIET, False) | {"accelerator": "cpu", "max_epochs": len(problem.epochs)}
+    module = Module()
+    settings = dict.fromkeys(QUIET, False) | {
+        "accelerator": "cpu",
+        "max_epochs": len(problem.epochs),
+    }
     module.model = model
     settings |= {"accumulate_grad_batches": problem.k, "gradient_clip_val": problem.clip_norm}
     with warnings.catch_warnings(action="ignore"):

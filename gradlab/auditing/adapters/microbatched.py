@@ -1,4 +1,5 @@
-"""gradlab.microbatched in train_on_batch: the micro-batches of a window come as one batch, and gradlab cuts it."""
+"""gradlab.microbatched in train_on_batch: the micro-batches of a window come as one batch, and
+gradlab cuts it."""
 
 import gradlab
 from gradlab.auditing.adapters import keras_models as small

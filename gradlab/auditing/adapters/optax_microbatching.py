@@ -1,4 +1,5 @@
-"""optax.microbatching: the gradient of a window, computed in micro-batches inside one compiled function."""
+"""optax.microbatching: the gradient of a window, computed in micro-batches inside one compiled
+function."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,9 @@ supports = ("tokens", "clip_norm", "schedule", "momentum", "adam", "adamw")
 
 def train(problem: Problem) -> list[Weights]:
     """The weights after each update."""
-    size, optimizer, history = len(problem.epochs[0][0][0]), small.optimizer(problem), []
+    size = len(problem.epochs[0][0][0])
+    optimizer = small.optimizer(problem)
+    history = []
     microbatched = optax.microbatching.microbatch(
         lambda *arguments: jax.grad(small.loss(problem))(arguments[0], arguments[1:]),
         argnums=tuple(range(1, 1 + len(problem.epochs[0][0]))),
@@ -28,7 +31,9 @@ def train(problem: Problem) -> list[Weights]:
         if len(window[0]) % size:
             raise NotImplementedError("optax.microbatching needs micro-batches of one size")
         # optax takes every n-th example of a batch into a micro-batch.
-        parts = [np.stack(np.split(part, len(part) // size), 1).reshape(part.shape) for part in window]
+        parts = [
+            np.stack(np.split(part, len(part) // size), 1).reshape(part.shape) for part in window
+        ]
         changes, state = optimizer.update(microbatched(weights, *parts), state, weights)
         weights = optax.apply_updates(weights, changes)
         history.append(small.read(weights))

@@ -14,8 +14,10 @@ def train(problem: Problem) -> list[Weights]:
     """The weights after each update."""
     steps = optax.MultiSteps(small.optimizer(problem), problem.k)
     weights = {name: jax.numpy.asarray(value, "float32") for name, value in problem.weights.items()}
-    state, history = steps.init(weights), []
-    gradients, update = jax.jit(jax.grad(small.loss(problem))), jax.jit(steps.update)
+    state = steps.init(weights)
+    history = []
+    gradients = jax.jit(jax.grad(small.loss(problem)))
+    update = jax.jit(steps.update)
     for epoch in problem.epochs:
         for microbatch in epoch:
             changes, state = update(gradients(weights, microbatch), state, weights)

@@ -1,4 +1,5 @@
-"""A loop in PyTorch, written by hand: each loss is multiplied by its share of the window before its backward pass."""
+"""A loop in PyTorch, written by hand: each loss is multiplied by its share of the window before its
+backward pass."""
 
 import torch
 
@@ -13,7 +14,8 @@ def train(problem: Problem) -> list[Weights]:
     """The weights after each update."""
     model = small.Small(problem)
     optimizer = small.optimizer(problem, model)
-    schedule, history = small.schedule(problem, optimizer), []
+    schedule = small.schedule(problem, optimizer)
+    history = []
     for epoch in problem.epochs:
         for start in range(0, len(epoch), problem.k):
             window = epoch[start : start + problem.k]

@@ -16,11 +16,17 @@ class Small(nn.Module):
     def __init__(self, problem: Problem):
         super().__init__()
         self.kind = problem.model
-        made = {name: nn.Parameter(torch.tensor(value).float()) for name, value in problem.weights.items()}
+        made = {
+            name: nn.Parameter(torch.tensor(value).float())
+            for name, value in problem.weights.items()
+        }
         self.weights = nn.ParameterDict(made)
 
-    def forward(self, x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-        w, x = self.weights, x.float() if x.is_floating_point() else x
+    def forward(
+        self, x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        w = self.weights
+        x = x.float() if x.is_floating_point() else x
         if self.kind in ("linear", "embedding"):
             x = w["embedding"][x].mean(1) if self.kind == "embedding" else x
             return nn.functional.mse_loss(x @ w["kernel"] + w["bias"], y.float())
@@ -40,25 +46,36 @@ class Small(nn.Module):
 class Labeled(nn.Module):
     """A model of the audit that computes its loss as the models of Hugging Face do.
 
-    Positions with the label -100 do not count. If the sum of all labels of a window is given as num_items_in_batch, the
-    loss is divided by it.
+    Positions with the label -100 do not count. If the sum of all labels of a window is given as
+    num_items_in_batch, the loss is divided by it.
     """
 
     def __init__(self, problem: Problem):
         super().__init__()
         self.small = Small(problem)
 
-    def forward(self, x: torch.Tensor, labels: torch.Tensor, num_items_in_batch: Any = None, **more: Any) -> dict:
+    def forward(
+        self, x: torch.Tensor, labels: torch.Tensor, num_items_in_batch: Any = None, **more: Any
+    ) -> dict:
         counted = labels != -100
-        loss = self.small(x, torch.where(counted, labels, 0), counted if self.small.kind == "tokens" else None)
-        return {"loss": loss if num_items_in_batch is None else loss * counted.sum() / num_items_in_batch}
+        loss = self.small(
+            x, torch.where(counted, labels, 0), counted if self.small.kind == "tokens" else None
+        )
+        return {
+            "loss": loss
+            if num_items_in_batch is None
+            else loss * counted.sum() / num_items_in_batch
+        }
 
 
 def optimizer(problem: Problem, model: nn.Module) -> torch.optim.Optimizer:
     """The optimizer, with the rate of update 0."""
-    weights, rate = model.parameters(), problem.learning_rate(0)
+    weights = model.parameters()
+    rate = problem.learning_rate(0)
     if problem.optimizer in ("sgd", "momentum"):
-        return torch.optim.SGD(weights, rate, momentum=MOMENTUM if problem.optimizer == "momentum" else 0.0)
+        return torch.optim.SGD(
+            weights, rate, momentum=MOMENTUM if problem.optimizer == "momentum" else 0.0
+        )
     if problem.optimizer == "adam":
         return torch.optim.Adam(weights, rate, eps=EPSILON)
     return torch.optim.AdamW(weights, rate, eps=EPSILON, weight_decay=problem.weight_decay)
@@ -67,7 +84,9 @@ def optimizer(problem: Problem, model: nn.Module) -> torch.optim.Optimizer:
 def schedule(problem: Problem, made: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
     """The learning-rate schedule, to be stepped after each update."""
     first = problem.learning_rate(0)
-    return torch.optim.lr_scheduler.LambdaLR(made, lambda update: problem.learning_rate(update) / first)
+    return torch.optim.lr_scheduler.LambdaLR(
+        made, lambda update: problem.learning_rate(update) / first
+    )
 
 
 def tensors(microbatch: tuple) -> list[torch.Tensor]:
@@ -82,7 +101,8 @@ def labeled(microbatch: tuple) -> dict[str, torch.Tensor]:
 
 
 class Epochs(torch.utils.data.Dataset):
-    """The micro-batches of each epoch in their order, for a DataLoader that is iterated once per epoch.
+    """The micro-batches of each epoch in their order, for a DataLoader that is iterated once per
+    epoch.
 
     Args:
         problem: the training.
@@ -90,7 +110,9 @@ class Epochs(torch.utils.data.Dataset):
     """
 
     def __init__(self, problem: Problem, convert: Callable[[tuple], Any] = tensors):
-        self._problem, self._convert, self._epoch = problem, convert, -1
+        self._problem = problem
+        self._convert = convert
+        self._epoch = -1
 
     def __len__(self) -> int:
         return len(self._problem.epochs[0])

@@ -1,4 +1,5 @@
-"""gradlab.Trainer: each window is one call of step. What is not finite is left out, and replicas divide a window."""
+"""gradlab.Trainer: each window is one call of step. What is not finite is left out, and replicas
+divide a window."""
 
 import tensorflow as tf
 
@@ -15,15 +16,19 @@ if runtime.current() is None:
 
 def train(problem: Problem) -> list[Weights]:
     """The weights after each update."""
-    strategy, size = tf.distribute.get_strategy(), len(problem.epochs[0][0][0])
+    strategy = tf.distribute.get_strategy()
+    size = len(problem.epochs[0][0][0])
     if problem.replicas > 1:
         devices = [device.name for device in tf.config.list_logical_devices("CPU")]
         if len(devices) < problem.replicas:
             raise NotImplementedError("replicas need logical devices: gradlab.setup(towers=2)")
         strategy = tf.distribute.MirroredStrategy(devices[: problem.replicas])
     with strategy.scope():
-        model, optimizer = small.build(problem), small.optimizer(problem)
-    trainer = gradlab.Trainer(model, optimizer, small.loss(problem), size, strategy, skip_nonfinite=True)
+        model = small.build(problem)
+        optimizer = small.optimizer(problem)
+    trainer = gradlab.Trainer(
+        model, optimizer, small.loss(problem), size, strategy, skip_nonfinite=True
+    )
     history = []
     for window in windows(problem):
         trainer.step(*window)

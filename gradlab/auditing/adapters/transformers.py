@@ -1,4 +1,5 @@
-"""Hugging Face Trainer with gradient_accumulation_steps, around a model that computes its loss as the library's do."""
+"""Hugging Face Trainer with gradient_accumulation_steps, around a model that computes its loss as
+the library's do."""
 
 import tempfile
 from typing import Any
@@ -14,7 +15,8 @@ supports = ("tokens", "clip_norm", "schedule", "momentum", "adam", "adamw")
 
 def train(problem: Problem) -> list[Weights]:
     """The weights after each update."""
-    model, history = small.Labeled(problem), []
+    model = small.Labeled(problem)
+    history = []
     optimizer = small.optimizer(problem, model)
 
     class Trainer(hf.Trainer):
@@ -26,11 +28,21 @@ def train(problem: Problem) -> list[Weights]:
             history.append(model.small.read())
 
     with tempfile.TemporaryDirectory() as folder:
-        settings = {"logging_strategy": "no", "save_strategy": "no", "report_to": [], "disable_tqdm": True}
-        settings |= {"num_train_epochs": len(problem.epochs), "max_grad_norm": problem.clip_norm or 0.0}
+        settings = {
+            "logging_strategy": "no",
+            "save_strategy": "no",
+            "report_to": [],
+            "disable_tqdm": True,
+        }
+        settings |= {
+            "num_train_epochs": len(problem.epochs),
+            "max_grad_norm": problem.clip_norm or 0.0,
+        }
         arguments = hf.TrainingArguments(folder, gradient_accumulation_steps=problem.k, **settings)
         made = optimizer, small.schedule(problem, optimizer)
-        trainer = Trainer(model, arguments, train_dataset=[0], optimizers=made, callbacks=[Record()])
+        trainer = Trainer(
+            model, arguments, train_dataset=[0], optimizers=made, callbacks=[Record()]
+        )
         trainer.remove_callback(hf.PrinterCallback)
         trainer.train()
     return history

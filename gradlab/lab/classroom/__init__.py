@@ -14,7 +14,8 @@ GOODBYE_SECONDS = 2  # in which the page gets the last sentence
 
 
 def lab(**preset: Any) -> Any:
-    """An `AccumulationLab` whose runs the classroom's trainers make; outside of a classroom, one that trains here."""
+    """An `AccumulationLab` whose runs the classroom's trainers make; outside of a classroom, one
+    that trains here."""
     import gradlab
 
     shared = executor()

@@ -1,7 +1,8 @@
-"""The page of a classroom, for as many visitors as there may be. Others see a page that says so, and tries again.
+"""The page of a classroom, for as many visitors as there may be. Others see a page that says so,
+and tries again.
 
-A visitor counts from the creation of the kernel on, not from the page's first message: a kernel takes 100 MiB, and a
-program that only loads the page would start one after another.
+A visitor counts from the creation of the kernel on, not from the page's first message: a kernel
+takes 100 MiB, and a program that only loads the page would start one after another.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,8 @@ from voila.tornado.handler import TornadoVoilaHandler
 VISITORS = "gradlab_visitors"
 AGAIN_SECONDS = 3  # until the page of a full classroom loads again
 
-# A page that is reloaded gives its kernel back when it is replaced, so its visitor is let in the next time.
+# A page that is reloaded gives its kernel back when it is replaced, so its visitor is let in the
+# next time.
 FULL = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>gradlab</title></head>
 <body>
@@ -40,8 +42,11 @@ class Entrance(TornadoVoilaHandler):
         if path:  # no page
             await super().get(path)
             return
-        kernels, visitors = self.kernel_manager, self.settings[VISITORS]
-        Entrance.entered -= {kernel for kernel in list(self.entered) if not await _is_alive(kernels, kernel)}
+        kernels = self.kernel_manager
+        visitors = self.settings[VISITORS]
+        Entrance.entered -= {
+            kernel for kernel in list(self.entered) if not await _is_alive(kernels, kernel)
+        }
         if self.arriving + len(self.entered) >= visitors:
             self.set_status(503)
             self.set_header("Refresh", str(AGAIN_SECONDS))
@@ -79,7 +84,8 @@ class _Arrival:
     """
 
     def __init__(self, kernels: Any, enter: Callable[[str], None]):
-        self._kernels, self._enter = kernels, enter
+        self._kernels = kernels
+        self._enter = enter
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._kernels, name)

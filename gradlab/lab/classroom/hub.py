@@ -1,14 +1,15 @@
 """The hub of a classroom: trainers that all visitors share, and the queue in which their runs wait.
 
-A visitor is a process with a lab. It asks for a run; when its turn comes, a trainer calls the lab back and sends it the
-updates (gradlab.lab.experiments.stream). A visitor has one run at a time, and the trainers go round among the visitors:
+A visitor is a process with a lab. It asks for a run; when its turn comes, a trainer calls the lab
+back and sends it the updates (gradlab.lab.experiments.stream). A visitor has one run at a time, and
+the trainers go round among the visitors:
 
     next = waiting run of the visitor that was served least recently
 
 A new visitor, or one who reloads the page, goes to the end of the queue.
 
-A trainer that is lost is replaced, and its run is the next one to be trained, once. A run whose turn takes too long is
-ended when others wait.
+A trainer that is lost is replaced, and its run is the next one to be trained, once. A run whose
+turn takes too long is ended when others wait.
 """
 
 import contextlib
@@ -85,7 +86,8 @@ class Hub:
     """
 
     def __init__(self, trainers: Sequence[RunTrainer], limits: Limits):
-        self._limits, self._trainers = limits, len(trainers)
+        self._limits = limits
+        self._trainers = len(trainers)
         self._changed = threading.Condition()
         self._visitors: set[_Visitor] = set()
         self._waiting: list[_Job] = []
@@ -93,7 +95,8 @@ class Hub:
         self._turns = 0
         self._is_closed = False
         self._door = Door("127.0.0.1", self._listen, "gradlab-hub")
-        self.address, self.key = self._door.address, self._door.key
+        self.address = self._door.address
+        self.key = self._door.key
         self._start(self._release_idle)
         self._start(self._end_long_turns)
         for trainer in trainers:
@@ -147,26 +150,32 @@ class Hub:
             is_full = not job.visitor.has_asked and self.visitors >= self._limits.visitors
             try:
                 if is_full:
-                    raise ValueError(f"the classroom is full: it has {self._limits.visitors} visitors. Try again later")
+                    raise ValueError(
+                        f"the classroom is full: it has {self._limits.visitors} visitors. Try "
+                        "again later"
+                    )
                 self._limits.check(job.work[2])
             except ValueError as error:
                 job.visitor.tell("over", job.number, error)
                 return
             if not job.visitor.has_asked:
-                job.visitor.has_asked, job.visitor.turn = True, self._turns
+                job.visitor.has_asked = True
+                job.visitor.turn = self._turns
             job.visitor.used = time.monotonic()
             self._waiting.append(job)
             self._tell_places()
             self._changed.notify_all()
 
     def _forget(self, visitor: _Visitor) -> None:
-        """Takes a visitor's run out of the queue. One that is trained ends by itself when nobody listens to it."""
+        """Takes a visitor's run out of the queue. One that is trained ends by itself when nobody
+        listens to it."""
         with self._changed:
             self._waiting = [job for job in self._waiting if job.visitor is not visitor]
             self._tell_places()
 
     def _tell_places(self) -> None:
-        self._waiting.sort(key=lambda job: (-job.tries, job.visitor.turn))  # stable: who asked first comes first
+        # Stable: who asked first comes first
+        self._waiting.sort(key=lambda job: (-job.tries, job.visitor.turn))
         for place, job in enumerate(self._waiting, 1):
             job.visitor.tell("place", job.number, place)
 
@@ -179,7 +188,9 @@ class Hub:
                 return None
             job = self._waiting.pop(0)
             self._turns += 1
-            job.visitor.turn, job.visitor.is_served, job.tries = self._turns, True, job.tries + 1
+            job.visitor.turn = self._turns
+            job.visitor.is_served = True
+            job.tries = job.tries + 1
             job.began = time.monotonic()
             self._trained.append(job)
             self._tell_places()
@@ -195,12 +206,15 @@ class Hub:
             except LostTrainer:
                 if self._tries_again(job):
                     continue
-                failed = RuntimeError("two trainers were lost, one after the other: press Run to try again")
+                failed = RuntimeError(
+                    "two trainers were lost, one after the other: press Run to try again"
+                )
             except Exception as error:  # the trainer continues with the next run
                 failed = error
             with self._changed:
                 self._trained.remove(job)
-            job.visitor.is_served, job.visitor.used = False, time.monotonic()
+            job.visitor.is_served = False
+            job.visitor.used = time.monotonic()
             job.visitor.tell("over", job.number, failed)
         trainer.close()
 
@@ -232,16 +246,18 @@ class Hub:
 
     def _why_ended(self) -> str:
         return (
-            f"ended after {self._limits.turn:g} seconds, because others wait for a trainer. Press Run to wait for "
-            "another turn, or choose a shorter run"
+            f"ended after {self._limits.turn:g} seconds, because others wait for a trainer. Press "
+            "Run to wait for another turn, or choose a shorter run"
         )
 
     def _release_idle(self) -> None:
-        """Tells visitors who have not used their lab for long that they are released. Their processes end then."""
+        """Tells visitors who have not used their lab for long that they are released. Their
+        processes end then."""
         with self._changed:
             while not self._is_closed:
                 self._changed.wait(min(10.0, self._limits.idle))
-                last, waiting = time.monotonic() - self._limits.idle, {job.visitor for job in self._waiting}
+                last = time.monotonic() - self._limits.idle
+                waiting = {job.visitor for job in self._waiting}
                 for visitor in self._visitors - waiting:
                     if visitor.has_asked and not visitor.is_served and visitor.used < last:
                         visitor.tell("idle", 0, self._limits.idle)

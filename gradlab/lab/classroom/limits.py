@@ -1,4 +1,5 @@
-"""What a visitor of a classroom may ask for. A visitor's message can hold any number, so this is checked at the hub."""
+"""What a visitor of a classroom may ask for. A visitor's message can hold any number, so this is
+checked at the hub."""
 
 import math
 from dataclasses import dataclass
@@ -16,11 +17,13 @@ class Limits:
     Attributes:
         visitors: how many visitors there may be.
         examples: the most examples that a run may use, over all seeds.
-        microbatches: the most micro-batches of a run, over all seeds: the losses and norms of each are kept.
+        microbatches: the most micro-batches of a run, over all seeds: the losses and norms of each
+            are kept.
         seconds: the longest training time of a run, over all seeds, if its budget is a time.
         turn: the seconds for which a run may have a trainer while others wait.
         idle: the seconds without a run after which a visitor is released.
-        gone: the seconds without an answer from a visitor's page after which the visitor is released.
+        gone: the seconds without an answer from a visitor's page after which the visitor is
+            released.
     """
 
     visitors: int = 30
@@ -52,23 +55,26 @@ class Limits:
         return experiment
 
     def _check_batch(self, experiment: Experiment) -> None:
-        seeds, batch = len(experiment.seed_numbers), experiment.effective_batch
+        seeds = len(experiment.seed_numbers)
+        batch = experiment.effective_batch
         if seeds * batch > BATCH:
             raise ValueError(
-                f"seeds * towers * accumulation_steps * microbatch_size must be at most {BATCH} in this classroom. "
-                f"Received: {seeds} * {batch} = {seeds * batch}"
+                f"seeds * towers * accumulation_steps * microbatch_size must be at most {BATCH} in "
+                f"this classroom. Received: {seeds} * {batch} = {seeds * batch}"
             )
 
     def _check_budget(self, experiment: Experiment) -> None:
-        seeds, seconds = len(experiment.seed_numbers), experiment.seconds
+        seeds = len(experiment.seed_numbers)
+        seconds = experiment.seconds
         if seconds is not None:
             if seeds * seconds > self.seconds:
                 raise ValueError(
-                    f"a run may train for at most {self.seconds:g} seconds in this classroom, over all its seeds. "
-                    f"Received: {seeds} * {seconds:g}"
+                    f"a run may train for at most {self.seconds:g} seconds in this classroom, over "
+                    f"all its seeds. Received: {seeds} * {seconds:g}"
                 )
             return
-        batch, each = experiment.effective_batch, experiment.examples
+        batch = experiment.effective_batch
+        each = experiment.examples
         each = experiment.updates * batch if experiment.updates is not None else each
         assert each is not None  # an experiment has one of the three budgets
         for unit, most, number in (

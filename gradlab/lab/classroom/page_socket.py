@@ -1,12 +1,15 @@
-"""The socket between a page and its kernel, closed to messages on which the server would hang; and a page's farewell.
+"""The socket between a page and its kernel, closed to messages on which the server would hang; and
+a page's farewell.
 
-Voila reads each message of a kernel by the first version of Jupyter's protocol, and Jupyter reads a page's message by
-the number of parts that it claims to have. A page that asks for no protocol, or claims to have 2**63 parts, would
-occupy the server for all visitors. So would a message for a page whose socket is being closed. What a page does not
-read waits in the server's memory, but not more than `UNREAD` bytes.
+Voila reads each message of a kernel by the first version of Jupyter's protocol, and Jupyter reads a
+page's message by the number of parts that it claims to have. A page that asks for no protocol, or
+claims to have 2**63 parts, would occupy the server for all visitors. So would a message for a page
+whose socket is being closed. What a page does not read waits in the server's memory, but not more
+than `UNREAD` bytes.
 
-A page that is closed or reloaded says so with a request that outlives it (charts.js), and its kernel ends at once. The
-server also pings every page. The kernel of a page that stops answering ends after the seconds of the setting `GONE`.
+A page that is closed or reloaded says so with a request that outlives it (charts.js), and its
+kernel ends at once. The server also pings every page. The kernel of a page that stops answering
+ends after the seconds of the setting `GONE`.
 """
 
 import pathlib
@@ -30,7 +33,9 @@ from gradlab.lab.classroom.entrance import Entrance
 PROTOCOL = "v1.kernel.websocket.jupyter.org"
 GONE = "gradlab_gone_seconds"
 TEMPLATE = pathlib.Path(__file__).with_name("template")
-PARTS, BYTES = 64, 2**16  # a message of a lab has about 7 parts and 1 KiB
+# a message of a lab has about 7 parts and 1 KiB
+PARTS = 64
+BYTES = 2**16
 UNREAD = 2**24  # bytes that wait for a page that does not read them
 
 
@@ -42,13 +47,15 @@ def is_plausible(message: object) -> bool:
 
 
 class PageSocket(VoilaKernelWebsocketHandler):
-    """Voila's socket, for plausible messages only. A kernel without an open socket ends after a while."""
+    """Voila's socket, for plausible messages only. A kernel without an open socket ends after a
+    while."""
 
     pages: ClassVar[Counter[str]] = Counter()  # the open sockets of each kernel
 
     @property
     def ping_interval(self) -> float:
-        """The milliseconds between two pings. Two of them are half of `GONE`: then a silent page is closed."""
+        """The milliseconds between two pings. Two of them are half of `GONE`: then a silent page is
+        closed."""
         return 250 * self.settings[GONE]
 
     @property
@@ -58,14 +65,16 @@ class PageSocket(VoilaKernelWebsocketHandler):
     def get_websocket_protocol(self) -> WebSocketProtocol | None:
         protocol = super().get_websocket_protocol()
         if isinstance(protocol, WebSocketProtocol13):
-            protocol.params.ping_interval = 0  # Jupyter pings; Tornado would too, and take the milliseconds for seconds
+            # Jupyter pings; Tornado would too, and take the milliseconds for seconds
+            protocol.params.ping_interval = 0
         return protocol
 
     def write_message(self, message: bytes | dict[str, Any], binary: bool = False) -> Any:
         """Sends the page a message of its kernel; nothing if the socket is being closed.
 
-        Such a socket has no protocol. So Jupyter writes the message in an older format, and Voila would still read it
-        by the first version of the protocol, by which it can claim to have 2**63 parts.
+        Such a socket has no protocol. So Jupyter writes the message in an older format, and Voila
+        would still read it by the first version of the protocol, by which it can claim to have
+        2**63 parts.
         """
         if self.ws_connection is None or self.ws_connection.is_closing():
             return None
@@ -130,13 +139,23 @@ class ClassroomApp(Voila):
         self.template_paths.insert(0, str(TEMPLATE))
 
     def init_handlers(self) -> list:
-        farewell = url_path_join(self.server_url, r"/classroom/farewell/(\w+-\w+-\w+-\w+-\w+)"), Farewell
-        rest = ((pattern, OWN_HANDLERS.get(kind, kind), *more) for pattern, kind, *more in super().init_handlers())
+        farewell = (
+            url_path_join(self.server_url, r"/classroom/farewell/(\w+-\w+-\w+-\w+-\w+)"),
+            Farewell,
+        )
+        rest = (
+            (pattern, OWN_HANDLERS.get(kind, kind), *more)
+            for pattern, kind, *more in super().init_handlers()
+        )
         return [farewell, *rest]
 
     def listen(self) -> None:
         """Waits for callers; not for long for one that connects and does not say what it wants."""
         seconds = self.app.settings[GONE]
-        patience = {"idle_connection_timeout": seconds, "body_timeout": seconds, "max_body_size": BYTES}
+        patience = {
+            "idle_connection_timeout": seconds,
+            "body_timeout": seconds,
+            "max_body_size": BYTES,
+        }
         self.app.listen = partial(self.app.listen, **patience)
         super().listen()

@@ -1,9 +1,11 @@
-"""Serves the lab to a classroom: Voila shows the page, and a hub has the runs of all visitors trained.
+"""Serves the lab to a classroom: Voila shows the page, and a hub has the runs of all visitors
+trained.
 
     python -m gradlab.lab.classroom --trainers 2 --visitors 30
 
-Voila gives each visitor a kernel, which does not import TensorFlow. A few kernels are started before visitors come. One
-whose page is gone is ended (gradlab.lab.classroom.page_socket), and with it its run.
+Voila gives each visitor a kernel, which does not import TensorFlow. A few kernels are started
+before visitors come. One whose page is gone is ended (gradlab.lab.classroom.page_socket), and with
+it its run.
 """
 
 import argparse
@@ -27,8 +29,10 @@ from gradlab.lab.experiments.cluster import Cluster
 
 READY_KERNELS = 3
 PATIENCE = 120  # seconds for a kernel to start, and to send what a cell shows
-SETUP = {"towers": 2, "seed": 0}  # of trainers; `gradlab.lab.classroom.lab` sets a single process up alike
-# What a page may load: what this server sends, and what scripts make of it. Widgets need inline scripts.
+# Of trainers; `gradlab.lab.classroom.lab` sets a single process up alike
+SETUP = {"towers": 2, "seed": 0}
+# What a page may load: what this server sends, and what scripts make of it. Widgets need inline
+# scripts.
 PAGE_LOADS = "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; frame-ancestors 'self'"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -41,11 +45,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     asked = _parser().parse_args(arguments)
     if importlib.util.find_spec("voila") is None:
-        sys.exit('gradlab: a classroom needs the extra "app": pip install "gradlab[lab,app]". Received: no voila')
+        sys.exit(
+            'gradlab: a classroom needs the extra "app": pip install "gradlab[lab,app]". '
+            "Received: no voila"
+        )
     try:
         _checks.positive_integer("trainers", asked.trainers)
         check_port(asked.port)
-        limits = Limits(**{each.name: getattr(asked, each.name) for each in dataclasses.fields(Limits)})
+        limits = Limits(
+            **{each.name: getattr(asked, each.name) for each in dataclasses.fields(Limits)}
+        )
         trainers, listen = _trainers(asked)
     except (ValueError, OSError) as error:
         sys.exit(f"gradlab: {error}")
@@ -66,7 +75,10 @@ def _trainers(asked: argparse.Namespace) -> tuple[list[RunTrainer], str]:
     if not asked.dask:
         return [TrainerProcess(SETUP) for _ in range(asked.trainers)], "127.0.0.1"
     if importlib.util.find_spec("distributed") is None:
-        raise ValueError('--dask needs the extra "cluster": pip install "gradlab[cluster]". Received: no distributed')
+        raise ValueError(
+            '--dask needs the extra "cluster": pip install "gradlab[cluster]". Received: no '
+            "distributed"
+        )
     cluster = Cluster(asked.dask)
     cluster.client()  # a wrong address is an error before anything starts
     return [DaskTrainer(cluster, SETUP) for _ in range(asked.trainers)], cluster.listen
@@ -101,7 +113,8 @@ def _serve(asked: argparse.Namespace, token: str) -> None:
         f"--MappingKernelManager.cull_idle_timeout={math.ceil(asked.gone)}",
         f"--MappingKernelManager.cull_interval={math.ceil(asked.gone / 3)}",
         "--KernelManager.autorestart=False",  # one that ends has been released
-        # On a busy machine, a kernel's outputs may come long after its reply. Those that come later are lost: no lab.
+        # On a busy machine, a kernel's outputs may come long after its reply. Those that come later
+        # are lost: no lab.
         f"--VoilaExecutor.startup_timeout={PATIENCE}",
         f"--VoilaExecutor.iopub_timeout={PATIENCE}",
     ]
@@ -117,12 +130,14 @@ def _serve(asked: argparse.Namespace, token: str) -> None:
 
 def _sentence(asked: argparse.Namespace, trainers: int, token: str) -> str:
     where = f"the Dask cluster {asked.dask}" if asked.dask else "this machine"
-    words = f"gradlab: a lab for at most {asked.visitors} visitors, {trainers} runs at once on {where}"
+    words = (
+        f"gradlab: a lab for at most {asked.visitors} visitors, {trainers} runs at once on {where}"
+    )
     if not token:
         return f"{words}: http://{asked.host}:{asked.port} (on this machine only; --host 0.0.0.0 lets others in)"
     return (
-        f"{words}. Who can reach this machine and has the link can use it, and what they see is not encrypted. "
-        f"The link: http://{socket.gethostname()}:{asked.port}/?token={token}"
+        f"{words}. Who can reach this machine and has the link can use it, and what they see is "
+        f"not encrypted. The link: http://{socket.gethostname()}:{asked.port}/?token={token}"
     )
 
 
@@ -131,18 +146,52 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m gradlab.lab.classroom", description="Serve the lab to a classroom."
     )
     add = parser.add_argument
-    add("--host", default="127.0.0.1", help="0.0.0.0 lets other machines in, with a token (default: %(default)s)")
+    add(
+        "--host",
+        default="127.0.0.1",
+        help="0.0.0.0 lets other machines in, with a token (default: %(default)s)",
+    )
     add("--port", type=int, default=8866, help="(default: %(default)s)")
-    add("--trainers", type=int, default=runtime.cores(), help="runs at once (default: one for each core)")
-    add("--visitors", type=int, default=Limits.visitors, help="visitors at most (default: %(default)s)")
-    add("--seconds", type=float, default=Limits.seconds, help="longest training time of a run (default: %(default)g)")
-    add("--examples", type=int, default=Limits.examples, help="most examples of a run (default: %(default)s)")
+    add(
+        "--trainers",
+        type=int,
+        default=runtime.cores(),
+        help="runs at once (default: one for each core)",
+    )
+    add(
+        "--visitors",
+        type=int,
+        default=Limits.visitors,
+        help="visitors at most (default: %(default)s)",
+    )
+    add(
+        "--seconds",
+        type=float,
+        default=Limits.seconds,
+        help="longest training time of a run (default: %(default)g)",
+    )
+    add(
+        "--examples",
+        type=int,
+        default=Limits.examples,
+        help="most examples of a run (default: %(default)s)",
+    )
     microbatches = "most micro-batches of a run (default: %(default)s)"
     add("--microbatches", type=int, default=Limits.microbatches, help=microbatches)
     turn = "seconds after which a run ends if others wait (default: %(default)g)"
     add("--turn", type=float, default=Limits.turn, help=turn)
-    add("--idle", type=float, default=Limits.idle, help="idle seconds before a release (default: %(default)g)")
-    add("--gone", type=float, default=Limits.gone, help="seconds until a silent page is ended (default: %(default)g)")
+    add(
+        "--idle",
+        type=float,
+        default=Limits.idle,
+        help="idle seconds before a release (default: %(default)g)",
+    )
+    add(
+        "--gone",
+        type=float,
+        default=Limits.gone,
+        help="seconds until a silent page is ended (default: %(default)g)",
+    )
     add("--dask", metavar="ADDRESS", help="train on the Dask cluster with this scheduler")
     add("--theme", choices=("light", "dark"), default="light", help="(default: %(default)s)")
     add("--no-browser", action="store_true", help="do not open a web browser")

@@ -30,7 +30,8 @@ class RunTrainer(Protocol):
 
 
 class TrainerProcess:
-    """A process of its own on this machine, set up at once: the first run need not wait for TensorFlow.
+    """A process of its own on this machine, set up at once: the first run need not wait for
+    TensorFlow.
 
     Args:
         setup: the arguments of `gradlab.setup` for the process.
@@ -53,7 +54,8 @@ class TrainerProcess:
         self._line.close()
 
     def _start(self) -> None:
-        spawn = multiprocessing.get_context("spawn")  # TensorFlow does not work in a fork of a process that started it
+        # TensorFlow does not work in a fork of a process that started it
+        spawn = multiprocessing.get_context("spawn")
         self._line, there = spawn.Pipe()
         self._process = spawn.Process(target=_live, args=(there, self._setup), daemon=True)
         self._process.start()
@@ -78,7 +80,8 @@ class DaskTrainer:
     """
 
     def __init__(self, cluster: Cluster, setup: dict[str, Any]):
-        self._cluster, self._setup = cluster, setup
+        self._cluster = cluster
+        self._setup = setup
 
     def train(self, work: tuple) -> None:
         client = self._cluster.client()

@@ -28,7 +28,8 @@ class Waiting(concurrent.futures.Future):
         self.set_running_or_notify_cancel()
 
     def cancel(self) -> bool:
-        """Takes the run out of the queue. One that a trainer has ends when its lab listens no more."""
+        """Takes the run out of the queue. One that a trainer has ends when its lab listens no
+        more."""
         if not self.done():
             self._forget()
         return False
@@ -43,7 +44,8 @@ class Visitor:
         listen: this machine's address as trainers see it, where they send the updates.
 
     Attributes:
-        reads_ahead: labs receive a run as it is trained, also while they are paused: a trainer waits for nobody.
+        reads_ahead: labs receive a run as it is trained, also while they are paused: a trainer
+            waits for nobody.
         on_idle: called with the seconds without a run, after which the hub releases this visitor.
 
     Raises:
@@ -56,7 +58,8 @@ class Visitor:
         self.listen = listen
         self.on_idle: Callable[[float], None] = lambda seconds: None
         self._line = multiprocessing.connection.Client(address, authkey=key)
-        self._lock, self._numbers = threading.Lock(), itertools.count()
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
         self._jobs: dict[int, Waiting] = {}
         threading.Thread(target=self._listen, name="gradlab-visitor", daemon=True).start()
 
@@ -106,11 +109,16 @@ class Visitor:
     def _lose_all(self) -> None:
         for number in list(self._jobs):
             if (job := self._jobs.pop(number, None)) is not None:
-                job.set_exception(ConnectionError("the classroom's server is gone: reload the page when it is back"))
+                job.set_exception(
+                    ConnectionError(
+                        "the classroom's server is gone: reload the page when it is back"
+                    )
+                )
 
 
 def executor() -> Visitor | None:
-    """The hub of the classroom in which this process runs, as an executor; None outside of a classroom."""
+    """The hub of the classroom in which this process runs, as an executor; None outside of a
+    classroom."""
     named = os.environ.get(HUB)
     return _executor(named) if named else None
 

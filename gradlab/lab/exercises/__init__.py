@@ -1,7 +1,8 @@
-"""Checkers for the exercises of the course: one module for each notebook, one checker for each exercise.
+"""Checkers for the exercises of the course: one module for each notebook, one checker for each
+exercise.
 
-A checker takes the student's answer, tries it, and prints "right", or "not yet: " followed by a hint. It never raises
-an exception: if the answer raises one, the checker prints that as the hint.
+A checker takes the student's answer, tries it, and prints "right", or "not yet: " followed by a
+hint. It never raises an exception: if the answer raises one, the checker prints that as the hint.
 """
 
 import functools
@@ -16,10 +17,12 @@ class NotYet(Exception):
 
 
 def exercise(check: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Turn a function that raises `NotYet` for a wrong answer into a checker, which prints instead of raising.
+    """Turn a function that raises `NotYet` for a wrong answer into a checker, which prints instead
+    of raising.
 
     Args:
-        check: takes the student's answer; raises `NotYet` with a hint, or any exception that the answer itself raises.
+        check: takes the student's answer; raises `NotYet` with a hint, or any exception that the
+            answer itself raises.
 
     Returns:
         The checker, with the name and the docstring of `check`.
@@ -57,12 +60,14 @@ def require(condition: Any, hint: str) -> None:
         raise NotYet(hint)
 
 
-def require_close(value: Any, wanted: Any, what: str, hint: str = "and should not be", rtol: float = 1e-5) -> None:
+def require_close(
+    value: Any, wanted: Any, what: str, hint: str = "and should not be", rtol: float = 1e-5
+) -> None:
     """Raise `NotYet` unless a number or an array is close to the right one.
 
     Args:
-        value: the student's number or array. The dots of the exercise, and None from a function that returns nothing
-            yet, are reported as "still missing".
+        value: the student's number or array. The dots of the exercise, and None from a function
+            that returns nothing yet, are reported as "still missing".
         wanted: the right number or array, which the message does not show.
         what: what the number is, in words: the first half of the message.
         hint: the second half of the message.
@@ -70,10 +75,13 @@ def require_close(value: Any, wanted: Any, what: str, hint: str = "and should no
     """
     if value is None or value is ...:
         raise NotYet(f"{what} is still missing: put your answer in place of the dots")
-    value, wanted = np.asarray(value, np.float64), np.asarray(wanted, np.float64)
+    value = np.asarray(value, np.float64)
+    wanted = np.asarray(wanted, np.float64)
     if value.shape != wanted.shape:
         raise NotYet(f"{what} has the shape {value.shape}, and should have {wanted.shape}")
-    if not np.allclose(value, wanted, rtol=0, atol=rtol * max(np.abs(wanted).max(initial=0), 1e-30)):
+    if not np.allclose(
+        value, wanted, rtol=0, atol=rtol * max(np.abs(wanted).max(initial=0), 1e-30)
+    ):
         raise NotYet(f"{what} is {_short(value)}, {hint}")
 
 

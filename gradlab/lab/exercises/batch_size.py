@@ -30,18 +30,29 @@ def noise_scale(answer: Any) -> None:
     variance = np.array([(7 - 3) * 12 / 2, (4 - 2) * 12 / 2])
     signal = np.array([(3 * 3 - 7) / 2, (3 * 2 - 4) / 2])
     steady = answer(microbatch_norms, window_norms, 4)
-    require_close(steady, variance.mean() / signal.mean(), "the noise scale of two windows of 3", "but should be 18")
-    window_norms = np.sqrt(np.array([3.0, 4 / 3 - 0.1]))  # the estimated signal of the second window is below 0
+    require_close(
+        steady,
+        variance.mean() / signal.mean(),
+        "the noise scale of two windows of 3",
+        "but should be 18",
+    )
+    # The estimated signal of the second window is below 0
+    window_norms = np.sqrt(np.array([3.0, 4 / 3 - 0.1]))
     variance = np.array([24, (4 - 4 / 3 + 0.1) * 6])
     signal = np.array([1.0, -0.15])
     noisy = answer(microbatch_norms, window_norms, 4)
     _hint(noisy, {
-        (variance / signal).mean(): "first average the variances and the signals, then take the ratio of the two",
-        variance[0] / signal[0]: "include windows whose signal is below 0: without them the means are biased",
-        variance.mean() / np.maximum(signal, 0).mean(): "do not clip a signal below 0 to 0: that biases the mean",
+        (variance / signal).mean(): "first average the variances and the signals, then take the "
+                                    "ratio of the two",
+        variance[0] / signal[0]: "include windows whose signal is below 0: without them the means "
+                                 "are biased",
+        variance.mean() / np.maximum(signal, 0).mean(): "do not clip a signal below 0 to 0: that "
+                                                        "biases the mean",
     })  # fmt: skip
     hint = "but the mean signal is 0.425, although it is below 0 in one window"
-    require_close(noisy, variance.mean() / signal.mean(), "the noise scale of two noisy windows", hint)
+    require_close(
+        noisy, variance.mean() / signal.mean(), "the noise scale of two noisy windows", hint
+    )
 
 
 @exercise
@@ -53,7 +64,9 @@ def largest_batch(answer: Any) -> None:
         600: "the factor is 1 + B / noise scale: do not forget the 1",
     })  # fmt: skip
     require_close(got, 200, "the largest batch", "and should be 200")
-    require_close(answer(1000, 3), 2000, "the largest batch for a noise scale of 1,000 and factor 3")
+    require_close(
+        answer(1000, 3), 2000, "the largest batch for a noise scale of 1,000 and factor 3"
+    )
 
 
 @exercise
@@ -63,11 +76,20 @@ def scaled_beta_2(answer: Any) -> None:
     _hint(got, {
         0.999**4: "a smaller batch needs a longer half-life in updates, so a beta_2 closer to 1",
         0.999 / 4: "beta_2 is not proportional to the batch. How many updates is the half-life?",
-        1 - 0.001 / 4: "very close: that is the first-order approximation. The half-life calls for a power",
+        1 - 0.001 / 4: "very close: that is the first-order approximation. The half-life calls "
+                       "for a power",
     })  # fmt: skip
     require_close(got, 0.999**0.25, "beta_2", _LIFE, rtol=1e-8)
-    require_close(answer(0.95, 512, 1), 0.95 ** (1 / 512), "beta_2 from 0.95 at 512 to 1 example", _LIFE, rtol=1e-8)
-    require_close(answer(0.99, 10, 20), 0.99**2, "beta_2 from 0.99 at 10 to 20 examples", _LIFE, rtol=1e-8)
+    require_close(
+        answer(0.95, 512, 1),
+        0.95 ** (1 / 512),
+        "beta_2 from 0.95 at 512 to 1 example",
+        _LIFE,
+        rtol=1e-8,
+    )
+    require_close(
+        answer(0.99, 10, 20), 0.99**2, "beta_2 from 0.99 at 10 to 20 examples", _LIFE, rtol=1e-8
+    )
 
 
 _LIFE = "but beta_2 to the power of the half-life in updates must stay 1/2"
@@ -75,7 +97,8 @@ _LIFE = "but beta_2 to the power of the half-life in updates must stay 1/2"
 
 @exercise
 def best_accumulation(answer: Any) -> None:
-    """A function: (noise_scale, b, devices, microbatch_seconds, update_seconds) -> the k that needs the least time."""
+    """A function: (noise_scale, b, devices, microbatch_seconds, update_seconds) -> the k that needs
+    the least time."""
     for case, said in _CASES:
         got = answer(*case)
         require(got is not None and got is not ..., "the function returns nothing yet")
@@ -88,7 +111,9 @@ def best_accumulation(answer: Any) -> None:
             continue
         noise_scale, b, devices, microbatch_seconds, update_seconds = case
         hints = {
-            _best(noise_scale, b, 1, microbatch_seconds, update_seconds): "B is devices * k * b: count the devices",
+            _best(
+                noise_scale, b, 1, microbatch_seconds, update_seconds
+            ): "B is devices * k * b: count the devices",
             _best(
                 noise_scale, 1, devices, microbatch_seconds, update_seconds
             ): "B counts examples: each device contributes k * b",
@@ -104,7 +129,10 @@ def best_accumulation(answer: Any) -> None:
 _CASES = (
     ((20, 16, 1, 0.1, 0.001), "one GPU with b = 16 and a noise scale of 20"),
     ((100_000, 8, 64, 0.1, 0.7), "64 GPUs with a slow all-reduce and a noise scale of 100,000"),
-    ((1000, 10, 1, 0.05, 0.05), "one GPU, 1,000 examples of noise scale, an update that costs one micro-batch"),
+    (
+        (1000, 10, 1, 0.05, 0.05),
+        "one GPU, 1,000 examples of noise scale, an update that costs one micro-batch",
+    ),
     ((1000, 5, 4, 0.2, 0.15), "four GPUs, a noise scale of 1,000 and b = 5"),
     ((5000, 4, 2, 0.01, 0.0), "two GPUs that exchange gradients in no time"),
     ((680, 1, 3, 0.1, 0.5), "three GPUs with b = 1 and an update that costs five micro-batches"),
@@ -119,7 +147,9 @@ def _training_times(
     return (1 + noise_scale / (devices * k * b)) * (k * microbatch_seconds + update_seconds)
 
 
-def _square(noise_scale: float, b: int, devices: int, microbatch_seconds: float, update_seconds: float) -> float:
+def _square(
+    noise_scale: float, b: int, devices: int, microbatch_seconds: float, update_seconds: float
+) -> float:
     """The square of the best k, which need not be a whole number."""
     return noise_scale * update_seconds / (devices * b * microbatch_seconds)
 
@@ -130,13 +160,16 @@ def _best(*case: Any) -> int:
 
 @exercise
 def leaderboard_row(answer: Any) -> None:
-    """A dictionary of settings, which is trained for a few seconds; the result enters a table of the best ones."""
+    """A dictionary of settings, which is trained for a few seconds; the result enters a table of
+    the best ones."""
     names = ", ".join(leaderboard.SETTINGS)
     require(isinstance(answer, dict), f"give a dictionary with {names}")
     missing = [name for name in leaderboard.SETTINGS if answer.get(name, ...) in (..., None)]
     require(not missing, f"{', '.join(missing)} must have a value: put yours in place of the dots")
     others = [name for name in answer if name not in leaderboard.SETTINGS]
-    require(not others, f"only {names} can be chosen here. Received: {', '.join(map(repr, others))}")
+    require(
+        not others, f"only {names} can be chosen here. Received: {', '.join(map(repr, others))}"
+    )
     try:
         table = leaderboard.Table()
         table.rows()  # a table that cannot be read is reported before the training
@@ -146,7 +179,8 @@ def leaderboard_row(answer: Any) -> None:
         raise NotYet(str(error)) from None
     reached = f"{row.accuracy_percent:.1f} % after {row.updates} updates"
     require(
-        row.accuracy_percent >= ENOUGH, f"{reached}, and {ENOUGH} % can be reached in {leaderboard.SECONDS:g} seconds"
+        row.accuracy_percent >= ENOUGH,
+        f"{reached}, and {ENOUGH} % can be reached in {leaderboard.SECONDS:g} seconds",
     )
 
 

@@ -9,14 +9,25 @@ from gradlab.lab.exercises import exercise, require, require_choice, require_clo
 
 @exercise
 def gradient_by_hand(answer: Any) -> None:
-    """A function: (weight, xs, ys) -> the gradient of the mean of (weight * x - y) ** 2, a number."""
-    xs, ys = np.array([1.0, 2.0, 3.0, 4.0]), np.array([1.0, 3.0, 2.0, 5.0])
+    """A function: (weight, xs, ys) -> the gradient of the mean of (weight * x - y) ** 2, a
+    number."""
+    xs = np.array([1.0, 2.0, 3.0, 4.0])
+    ys = np.array([1.0, 3.0, 2.0, 5.0])
     got = _filled(answer(0.5, xs.copy(), ys.copy()))
-    require(got.shape == (), f"the gradient is one number, and your answer has the shape {got.shape}")
+    require(
+        got.shape == (), f"the gradient is one number, and your answer has the shape {got.shape}"
+    )
     require(not np.isclose(got, -36), "this is the sum over the examples. The loss is their mean")
-    require(not np.isclose(got, -4.5), "one factor is missing: the derivative of a square is twice what is squared")
-    require(not np.isclose(got, 9), "the sign is wrong: what is squared is the weight times x, minus y")
-    require(not np.isclose(got, -3), "the chain rule is missing: each difference is multiplied by its x")
+    require(
+        not np.isclose(got, -4.5),
+        "one factor is missing: the derivative of a square is twice what is squared",
+    )
+    require(
+        not np.isclose(got, 9), "the sign is wrong: what is squared is the weight times x, minus y"
+    )
+    require(
+        not np.isclose(got, -3), "the chain rule is missing: each difference is multiplied by its x"
+    )
     require_close(got, -9, "the gradient at weight 0.5", "and should be -9, as in the table")
     got = _filled(answer(2.0, xs[:3].copy(), ys[:3].copy()))
     require_close(got, 10, "the gradient of the first three examples at weight 2")
@@ -24,8 +35,10 @@ def gradient_by_hand(answer: Any) -> None:
 
 @exercise
 def weighted_mean(answer: Any) -> None:
-    """A function: (list of gradients of one shape, list of their numbers of examples) -> the mean over all examples."""
-    gradients, examples = [np.array([1.0, 0.0]), np.array([2.0, 4.0]), np.array([6.0, -2.0])], [4, 4, 2]
+    """A function: (list of gradients of one shape, list of their numbers of examples) -> the mean
+    over all examples."""
+    gradients = [np.array([1.0, 0.0]), np.array([2.0, 4.0]), np.array([6.0, -2.0])]
+    examples = [4, 4, 2]
     got = _filled(answer([gradient.copy() for gradient in gradients], list(examples)))
     if got.shape == (2,):
         require(
@@ -36,7 +49,10 @@ def weighted_mean(answer: Any) -> None:
             not np.allclose(got, [9, 2]),
             "this is the sum of the gradients, as if each were a mean over all ten examples",
         )
-        require(not np.allclose(got, [24, 12]), "the weighted sum is right. Divide it by the sum of the weights")
+        require(
+            not np.allclose(got, [24, 12]),
+            "the weighted sum is right. Divide it by the sum of the weights",
+        )
         require(
             not np.allclose(got, [8, 4]),
             "this was divided by the number of micro-batches, which is not the sum of the weights",
@@ -46,10 +62,15 @@ def weighted_mean(answer: Any) -> None:
             "this was divided by 12, as if each micro-batch had 4 examples: there are only ten",
         )
     require_close(
-        got, [2.4, 1.2], "the mean of micro-batches of 4, 4 and 2", "and should be the mean over all ten examples"
+        got,
+        [2.4, 1.2],
+        "the mean of micro-batches of 4, 4 and 2",
+        "and should be the mean over all ten examples",
     )
     one = _filled(answer([np.array([[3.0, 5.0]])], [7]))
-    require_close(one, [[3, 5]], "the mean of a single micro-batch", "and should be its own gradient")
+    require_close(
+        one, [[3, 5]], "the mean of a single micro-batch", "and should be its own gradient"
+    )
     four = _filled(answer([np.array(value) for value in (1.0, 2.0, 3.0, 4.0)], [1, 1, 1, 1]))
     require_close(four, 2.5, "the mean of four micro-batches of one example", "and should be 2.5")
 
@@ -58,13 +79,21 @@ def weighted_mean(answer: Any) -> None:
 def which_mistake(answer: Any) -> None:
     """A dictionary: the mistake behind each of three wrong gradients."""
     require(
-        isinstance(answer, dict) and set(answer) == {-36, -14, -18}, "answer a dictionary with the keys -36, -14, -18"
+        isinstance(answer, dict) and set(answer) == {-36, -14, -18},
+        "answer a dictionary with the keys -36, -14, -18",
     )
     choices = "sum_of_examples sum_of_microbatches unweighted"
     hints = {
         -36: ("sum_of_examples", "-36 is four times -9, and there are four examples"),
-        -14: ("unweighted", "-14 is the mean of -4 and -24, the gradients of the first three examples and of the last"),
-        -18: ("sum_of_microbatches", "-18 is the sum of -4.5 and -13.5, the gradients of two micro-batches"),
+        -14: (
+            "unweighted",
+            "-14 is the mean of -4 and -24, the gradients of the first three examples and of the "
+            "last",
+        ),
+        -18: (
+            "sum_of_microbatches",
+            "-18 is the sum of -4.5 and -13.5, the gradients of two micro-batches",
+        ),
     }
     for number, (wanted, hint) in hints.items():
         require_choice(answer[number], wanted, choices, hint)

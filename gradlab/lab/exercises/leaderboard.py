@@ -1,7 +1,9 @@
-"""The leaderboard of notebook 11: settings are trained for a few seconds, and a table keeps the reader's best results.
+"""The leaderboard of notebook 11: settings are trained for a few seconds, and a table keeps the
+reader's best results.
 
-The table is a CSV file in gradlab's cache folder. It has one row for each combination of settings: training the same
-settings again replaces their row, so that repeating a training until chance helps does not improve the table.
+The table is a CSV file in gradlab's cache folder. It has one row for each combination of settings:
+training the same settings again replaces their row, so that repeating a training until chance helps
+does not improve the table.
 """
 
 import csv
@@ -42,7 +44,8 @@ class Row:
     """A training of the network "dense" on MNIST.
 
     Attributes:
-        microbatch_size, accumulation_steps, optimizer, learning_rate: the settings, as in `gradlab.Experiment`.
+        microbatch_size, accumulation_steps, optimizer, learning_rate: the settings, as in
+            `gradlab.Experiment`.
         updates: the number of updates made.
         seconds: the training time, without the time of measuring the accuracy.
         accuracy_percent: the test accuracy after the last update.
@@ -58,7 +61,9 @@ class Row:
 
     def __post_init__(self) -> None:
         if not 0 <= self.accuracy_percent <= 100:
-            raise ValueError(f"accuracy_percent must be from 0 to 100. Received: {self.accuracy_percent}")
+            raise ValueError(
+                f"accuracy_percent must be from 0 to 100. Received: {self.accuracy_percent}"
+            )
 
     @property
     def settings(self) -> tuple:
@@ -73,11 +78,15 @@ def train(settings: Mapping[str, Any]) -> Row:
         settings: a value for each of `SETTINGS`.
 
     Raises:
-        ValueError: a value is invalid, a single update takes longer than the budget, or the training diverged.
+        ValueError: a value is invalid, a single update takes longer than the budget, or the
+            training diverged.
     """
     chosen = {name: settings[name] for name in SETTINGS}
-    experiment = Experiment(model="dense", method="microbatched", seconds=SECONDS, seeds=1, eval_every=10**9, **chosen)
-    # Compiles the update, so that the time of compiling counts neither in the budget nor for the limit below.
+    experiment = Experiment(
+        model="dense", method="microbatched", seconds=SECONDS, seeds=1, eval_every=10**9, **chosen
+    )
+    # Compiles the update, so that the time of compiling counts neither in the budget nor for the
+    # limit below.
     run(replace(experiment, microbatch_size=1, accumulation_steps=1, seconds=None, updates=1))
     stop = Stop()
     limit = threading.Timer(2 * SECONDS, stop.set)  # an update may have any number of micro-batches
@@ -89,13 +98,15 @@ def train(settings: Mapping[str, Any]) -> Row:
     updates = int(result.updates[0])
     if result.endings == ("stopped",):
         raise ValueError(
-            f"an update must take less than the {SECONDS:g} seconds of the training. "
-            f"Received: {experiment.accumulation_steps} micro-batches of {experiment.microbatch_size} examples"
+            f"an update must take less than the {SECONDS:g} seconds of the training. Received: "
+            f"{experiment.accumulation_steps} micro-batches of {experiment.microbatch_size} "
+            "examples"
         )
     if result.endings == ("diverged",):
         raise ValueError(
-            f"the training must not diverge: its loss was no longer finite after {updates} updates. "
-            f"Received: learning_rate {experiment.learning_rate:g} with {experiment.optimizer!r}"
+            f"the training must not diverge: its loss was no longer finite after {updates} "
+            f"updates. Received: learning_rate {experiment.learning_rate:g} with "
+            f"{experiment.optimizer!r}"
         )
     seconds = round(float(result.update_seconds[0, :updates].sum()), 2)
     accuracy = round(100 * float(result.last_accuracies[0]), 2)
@@ -120,7 +131,8 @@ class Table:
         """Read the rows, best first. There are none if there is no file.
 
         Raises:
-            ValueError: the file cannot be read, or is not a table that `add` wrote. It is left as it is.
+            ValueError: the file cannot be read, or is not a table that `add` wrote. It is left as
+                it is.
         """
         try:
             lines = list(csv.reader(io.StringIO(self.path.read_text(encoding="utf-8"))))
@@ -133,13 +145,21 @@ class Table:
         rows = []
         for number, line in enumerate(lines[1:], 2):
             try:
-                rows.append(Row(*(_TYPES[field.type](text) for field, text in zip(fields(Row), line, strict=True))))
+                rows.append(
+                    Row(
+                        *(
+                            _TYPES[field.type](text)
+                            for field, text in zip(fields(Row), line, strict=True)
+                        )
+                    )
+                )
             except ValueError as error:
                 raise ValueError(self._unreadable(f"line {number}: {error}")) from None
         return _ordered(rows)
 
     def add(self, row: Row) -> "Standing":
-        """Add a row to the file, which keeps the `KEPT` best, and return the table with this row marked.
+        """Add a row to the file, which keeps the `KEPT` best, and return the table with this row
+        marked.
 
         Raises:
             ValueError: the file cannot be read or written.
@@ -153,7 +173,9 @@ class Table:
             with result_file.replacing(self.path) as file:
                 file.write(text.getvalue().encode())
         except OSError as error:
-            raise ValueError(f"the table {self.path} could not be written ({error.strerror})") from None
+            raise ValueError(
+                f"the table {self.path} could not be written ({error.strerror})"
+            ) from None
         return Standing(rows, row)
 
     def _unreadable(self, reason: str) -> str:
@@ -166,7 +188,10 @@ class Standing:
     def __init__(self, rows: Sequence[Row], new: Row) -> None:
         self._cells = [list(_HEADINGS.values())]
         for rank, row in enumerate(rows, 1):
-            values: dict[str, Any] = asdict(row) | {"rank": rank, "new": "<- this run" if row is new else ""}
+            values: dict[str, Any] = asdict(row) | {
+                "rank": rank,
+                "new": "<- this run" if row is new else "",
+            }
             values["learning_rate"] = f"{row.learning_rate:g}"
             values["accuracy_percent"] = f"{row.accuracy_percent:.2f}"
             values["seconds"] = f"{row.seconds:.2f}"
@@ -174,7 +199,9 @@ class Standing:
 
     def __repr__(self) -> str:
         widths = [max(map(len, column)) for column in zip(*self._cells)]
-        lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in self._cells]
+        lines = [
+            "  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in self._cells
+        ]
         return "\n".join([*(line.rstrip() for line in lines), NOTE])
 
     def _repr_html_(self) -> str:
@@ -182,7 +209,11 @@ class Standing:
         for number, row in enumerate(self._cells):
             tag = "td" if number else "th"
             style = ' style="font-weight: bold"' if row[-1] and number else ""
-            rows.append(f"<tr{style}>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row) + "</tr>")
+            rows.append(
+                f"<tr{style}>"
+                + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row)
+                + "</tr>"
+            )
         head, *body = rows
         return f"<table><thead>{head}</thead><tbody>{''.join(body)}</tbody></table><p>{NOTE}</p>"
 

@@ -1,4 +1,5 @@
-"""Checkers for the exercises of notebook 05, and the small trainings that its last exercise measures."""
+"""Checkers for the exercises of notebook 05, and the small trainings that its last exercise
+measures."""
 
 import functools
 from typing import Any
@@ -17,12 +18,15 @@ _RIGHT = {
     "group normalization": "equal",
 }
 CASES = tuple(_RIGHT)
-EXAMPLES, MICROBATCH_SIZE, SEEDS = 20, 3, 400
+EXAMPLES = 20
+MICROBATCH_SIZE = 3
+SEEDS = 400
 
 
 @exercise
 def equal(answer: Any) -> None:
-    """A function of two arrays: whether they are equal up to 1e-5 of the largest number of the second."""
+    """A function of two arrays: whether they are equal up to 1e-5 of the largest number of the
+    second."""
     ones = np.array([1.0, -2.0, 4.0])
     first = answer(ones, ones)
     require(first is not None, "the function returns nothing yet")
@@ -30,24 +34,59 @@ def equal(answer: Any) -> None:
     for ours, theirs, wanted, hint in _pairs(ones):
         with np.errstate(all="ignore"):
             require(bool(answer(ours, theirs)) == wanted, hint)
-    many, off = np.ones([1000, 1000]), np.ones([1000, 1000])
+    many = np.ones([1000, 1000])
+    off = np.ones([1000, 1000])
     off[500, 500] += 1e-3
-    require(not answer(off, many), "one number in a million is off by a thousandth: a mean or a norm does not notice")
+    require(
+        not answer(off, many),
+        "one number in a million is off by a thousandth: a mean or a norm does not notice",
+    )
 
 
 def _pairs(ones: np.ndarray) -> list[tuple]:
     """Pairs of arrays, whether they are equal, and a hint."""
-    signs, large = np.array([-0.5, 0.5, -4.0]), -np.array([4.0, 2.0])
+    signs = np.array([-0.5, 0.5, -4.0])
+    large = -np.array([4.0, 2.0])
     return [
         (ones, ones, True, "an array equals itself"),
         (2 * ones, ones, False, "twice the gradient is not the gradient"),
         (-ones, ones, False, "a gradient with the opposite sign is not equal"),
-        (1e-9 * 2 * ones, 1e-9 * ones, False, "2e-9 is not 1e-9: nothing may be added to the tolerance"),
-        (1e-9 * (1 + 1e-7) * ones, 1e-9 * ones, True, "tiny numbers that agree in seven digits are equal"),
-        (1e9 * (1 + 1e-7) * ones, 1e9 * ones, True, "huge numbers that agree in seven digits are equal"),
-        (1e9 * (1 + 1e-3) * ones, 1e9 * ones, False, "huge numbers that differ by a thousandth are not equal"),
-        (ones + [1e-7, 0, 0], ones, True, "where the largest number is 4, a difference of 1e-7 is rounding error"),
-        (ones - [0, 0, 1e-3], ones, False, "where the largest number is 4, a difference of 1e-3 is no rounding error"),
+        (
+            1e-9 * 2 * ones,
+            1e-9 * ones,
+            False,
+            "2e-9 is not 1e-9: nothing may be added to the tolerance",
+        ),
+        (
+            1e-9 * (1 + 1e-7) * ones,
+            1e-9 * ones,
+            True,
+            "tiny numbers that agree in seven digits are equal",
+        ),
+        (
+            1e9 * (1 + 1e-7) * ones,
+            1e9 * ones,
+            True,
+            "huge numbers that agree in seven digits are equal",
+        ),
+        (
+            1e9 * (1 + 1e-3) * ones,
+            1e9 * ones,
+            False,
+            "huge numbers that differ by a thousandth are not equal",
+        ),
+        (
+            ones + [1e-7, 0, 0],
+            ones,
+            True,
+            "where the largest number is 4, a difference of 1e-7 is rounding error",
+        ),
+        (
+            ones - [0, 0, 1e-3],
+            ones,
+            False,
+            "where the largest number is 4, a difference of 1e-3 is no rounding error",
+        ),
         (
             np.array([1e-8, 4.0]),
             np.array([0.0, 4.0]),
@@ -55,14 +94,20 @@ def _pairs(ones: np.ndarray) -> list[tuple]:
             "divide by the largest number, not each difference by its own number",
         ),
         (np.array([0.5, -0.5, -4.0]), signs, False, "one number's error must not cancel another's"),
-        (large * (1 + 1e-7), large, True, "the largest number is the one with the largest absolute value"),
+        (
+            large * (1 + 1e-7),
+            large,
+            True,
+            "the largest number is the one with the largest absolute value",
+        ),
         (np.array([np.nan, 4.0]), np.array([1.0, 4.0]), False, "NaN does not equal anything"),
     ]
 
 
 @exercise
 def differing(answer: Any) -> None:
-    """A function of two dictionaries of arrays -> the names of the variables that differ by more than rounding."""
+    """A function of two dictionaries of arrays -> the names of the variables that differ by more
+    than rounding."""
     for ours, others, wanted, hint in _dictionaries():
         with np.errstate(all="ignore"):
             got = answer(ours, others)
@@ -75,20 +120,36 @@ def differing(answer: Any) -> None:
 def _dictionaries() -> list[tuple]:
     """Pairs of dictionaries, the names of the variables that differ, and a hint."""
     generator = np.random.default_rng(0)
-    sizes = {"conv/kernel": (60, 1.0), "conv/bias": (6, 1e-3), "norm/scale": (6, 1e-9), "dense/kernel": (10**6, 0.1)}
+    sizes = {
+        "conv/kernel": (60, 1.0),
+        "conv/bias": (6, 1e-3),
+        "norm/scale": (6, 1e-9),
+        "dense/kernel": (10**6, 0.1),
+    }
     theirs = {name: size * generator.normal(size=count) for name, (count, size) in sizes.items()}
-    rounded = {name: value * (1 + 1e-7 * generator.normal(size=value.shape)) for name, value in theirs.items()}
+    rounded = {
+        name: value * (1 + 1e-7 * generator.normal(size=value.shape))
+        for name, value in theirs.items()
+    }
     zero = {"frozen/bias": np.zeros(3)}
     half = {name: 0.5 * value for name, value in theirs.items()}
-    off, swapped = rounded["dense/kernel"].copy(), rounded["conv/kernel"].copy()
+    off = rounded["dense/kernel"].copy()
+    swapped = rounded["conv/kernel"].copy()
     off[17] += 2e-4
     swapped[:2] += [0.1, -0.1]
     hidden = rounded | {"norm/scale": half["norm/scale"]}
     two = hidden | {"conv/kernel": half["conv/kernel"]}
-    other_order = {name: hidden[name] for name in ("conv/kernel", "norm/scale", "conv/bias", "dense/kernel")}
+    other_order = {
+        name: hidden[name] for name in ("conv/kernel", "norm/scale", "conv/bias", "dense/kernel")
+    }
     return [
         (theirs, theirs, [], "for two equal dictionaries, the list is empty"),
-        (rounded, theirs, [], "a difference of 1e-7 of a variable's largest number is rounding error"),
+        (
+            rounded,
+            theirs,
+            [],
+            "a difference of 1e-7 of a variable's largest number is rounding error",
+        ),
         (
             rounded | {"conv/kernel": half["conv/kernel"]},
             theirs,
@@ -99,50 +160,79 @@ def _dictionaries() -> list[tuple]:
             hidden,
             theirs,
             ["norm/scale"],
-            "half of the gradient of norm/scale is missing. Its numbers are a billionth of those of conv/kernel: "
-            "compare each variable with its own largest number, and add nothing to the tolerance",
+            "half of the gradient of norm/scale is missing. Its numbers are a billionth of those "
+            "of conv/kernel: compare each variable with its own largest number, and add nothing "
+            "to the tolerance",
         ),
         (
             rounded | {"dense/kernel": off},
             theirs,
             ["dense/kernel"],
-            "one of a million numbers of dense/kernel is off by 2e-4: a mean or a norm does not notice",
+            "one of a million numbers of dense/kernel is off by 2e-4: a mean or a norm does not "
+            "notice",
         ),
         (
             rounded | {"conv/kernel": swapped},
             theirs,
             ["conv/kernel"],
-            "two numbers of conv/kernel are off by 0.1 and -0.1: one number's error must not cancel another's",
+            "two numbers of conv/kernel are off by 0.1 and -0.1: one number's error must not "
+            "cancel another's",
         ),
-        (two, theirs, ["conv/kernel", "norm/scale"], "two variables differ: both names are expected"),
+        (
+            two,
+            theirs,
+            ["conv/kernel", "norm/scale"],
+            "two variables differ: both names are expected",
+        ),
         (
             other_order,
             theirs,
             ["norm/scale"],
-            "the two dictionaries may list the variables in different orders: take the arrays by name",
+            "the two dictionaries may list the variables in different orders: take the arrays by "
+            "name",
         ),
-        (rounded | zero, theirs | zero, [], "where both gradients are 0, nothing differs: 0 / 0 is NaN"),
+        (
+            rounded | zero,
+            theirs | zero,
+            [],
+            "where both gradients are 0, nothing differs: 0 / 0 is NaN",
+        ),
         (
             rounded | {"frozen/bias": np.full(3, 1e-9)},
             theirs | zero,
             ["frozen/bias"],
-            "the gradient of frozen/bias should be 0 and is 1e-9: every number is more than 1e-5 of 0",
+            "the gradient of frozen/bias should be 0 and is 1e-9: every number is more than 1e-5 "
+            "of 0",
         ),
-        (rounded | {"conv/bias": np.full(6, np.nan)}, theirs, ["conv/bias"], "the gradient of conv/bias is NaN"),
+        (
+            rounded | {"conv/bias": np.full(6, np.nan)},
+            theirs,
+            ["conv/bias"],
+            "the gradient of conv/bias is NaN",
+        ),
     ]
 
 
 @exercise
 def order_matters(answer: Any) -> None:
     """A tuple of three numbers."""
-    require(answer is not ..., "the numbers are still missing: put your answer in place of the dots")
-    require(isinstance(answer, (tuple, list)) and len(answer) == 3, "give three numbers, as in (1.0, 2.0, 3.0)")
+    require(
+        answer is not ..., "the numbers are still missing: put your answer in place of the dots"
+    )
+    require(
+        isinstance(answer, (tuple, list)) and len(answer) == 3,
+        "give three numbers, as in (1.0, 2.0, 3.0)",
+    )
     a, b, c = (float(number) for number in answer)
-    require(np.isfinite([a, b, c]).all() and max(abs(a), abs(b), abs(c)) <= 1000, "each number must be at most 1000")
+    require(
+        np.isfinite([a, b, c]).all() and max(abs(a), abs(b), abs(c)) <= 1000,
+        "each number must be at most 1000",
+    )
     require(a and b and c, "none of them may be 0")
     ratios = np.sort([abs(a), abs(b), abs(c)]) / min(abs(a), abs(b), abs(c))
     require(
-        not np.allclose(ratios, [1, 2, 3]), "these are 0.1, 0.2 and 0.3 from above, or a multiple of them: find others"
+        not np.allclose(ratios, [1, 2, 3]),
+        "these are 0.1, 0.2 and 0.3 from above, or a multiple of them: find others",
     )
     same = f"both orders give {a + b + c!r}. Try numbers that are not sums of 1/2, 1/4, 1/8: those must be rounded"
     require((a + b) + c != a + (b + c), same)
@@ -151,26 +241,35 @@ def order_matters(answer: Any) -> None:
 @exercise
 def equal_or_not(answer: Any) -> None:
     """A dictionary: for each case two measured differences, and a word."""
-    require(isinstance(answer, dict) and set(answer) == set(CASES), f"the keys should be {', '.join(CASES)}")
+    require(
+        isinstance(answer, dict) and set(answer) == set(CASES),
+        f"the keys should be {', '.join(CASES)}",
+    )
     for case in CASES:
         require(answer[case] is not ..., f"{case}: the answer is still missing")
         complete = isinstance(answer[case], (tuple, list)) and len(answer[case]) == 3
-        require(complete, f"{case}: give a tuple of two numbers and a word, one of {', '.join(WORDS)}")
+        require(
+            complete, f"{case}: give a tuple of two numbers and a word, one of {', '.join(WORDS)}"
+        )
         one, many, word = answer[case]
         _check_difference(case, 1, float(one))
         _check_difference(case, SEEDS, float(many))
         require(word in WORDS, f"{case}: the word should be one of {', '.join(map(repr, WORDS))}")
     right = sum(answer[case][2] == _RIGHT[case] for case in CASES)
-    require(right == len(CASES), f"all numbers are right, and {right} of the {len(CASES)} words: look at both numbers")
+    require(
+        right == len(CASES),
+        f"all numbers are right, and {right} of the {len(CASES)} words: look at both numbers",
+    )
 
 
 def gradient(case: str, microbatch_size: int, seed: int) -> np.ndarray:
-    """The gradient of a window of 20 examples, in float64: the weighted mean over its micro-batches.
+    """The gradient of a window of 20 examples, in float64: the weighted mean over its
+    micro-batches.
 
-    The network has 4 hidden units and tanh. In the case "dropout" each unit is dropped with probability 0.5. In the
-    cases "batch normalization" and "group normalization" (2 groups of 2 units) the hidden units are normalized before
-    tanh. In the case "example weights" no two examples have the same weight. In all cases, micro-batches of 3 leave a
-    ragged tail of 2.
+    The network has 4 hidden units and tanh. In the case "dropout" each unit is dropped with
+    probability 0.5. In the cases "batch normalization" and "group normalization" (2 groups of 2
+    units) the hidden units are normalized before tanh. In the case "example weights" no two
+    examples have the same weight. In all cases, micro-batches of 3 leave a ragged tail of 2.
 
     Args:
         case: one of `CASES`.
@@ -192,7 +291,9 @@ def gradient(case: str, microbatch_size: int, seed: int) -> np.ndarray:
     generator = np.random.default_rng(seed)
     x = generator.normal(size=[EXAMPLES, 3])
     y = np.tanh(2 * x[:, 0] - x[:, 1]) + 0.5
-    weights = generator.uniform(0.2, 3, EXAMPLES) if case == "example weights" else np.ones(EXAMPLES)
+    weights = (
+        generator.uniform(0.2, 3, EXAMPLES) if case == "example weights" else np.ones(EXAMPLES)
+    )
     total = np.zeros(12)
     for number, start in enumerate(range(0, EXAMPLES, microbatch_size)):
         rows = slice(start, start + microbatch_size)
@@ -201,10 +302,13 @@ def gradient(case: str, microbatch_size: int, seed: int) -> np.ndarray:
     return total / weights.sum()
 
 
-def _sum_of_gradients(case: str, x: np.ndarray, y: np.ndarray, weights: np.ndarray, masks: np.ndarray) -> np.ndarray:
+def _sum_of_gradients(
+    case: str, x: np.ndarray, y: np.ndarray, weights: np.ndarray, masks: np.ndarray
+) -> np.ndarray:
     """The gradient of the weighted sum of the losses of a micro-batch, exact up to rounding.
 
-    Each derivative is the imaginary part of the loss at a weight with an imaginary step (Squire and Trapp 1998).
+    Each derivative is the imaginary part of the loss at a weight with an imaginary step (Squire and
+    Trapp 1998).
     """
     step = 1e-30
     start = np.random.default_rng(1).normal(size=[3, 4])
@@ -233,23 +337,39 @@ def _gradients(case: str, microbatch_size: int) -> np.ndarray:
 
 def _difference(case: str, seeds: int) -> float:
     """The norm of the difference of the mean gradients, relative to the large batch's."""
-    large, small = (_gradients(case, size)[:seeds].mean(axis=0) for size in (EXAMPLES, MICROBATCH_SIZE))
+    large, small = (
+        _gradients(case, size)[:seeds].mean(axis=0) for size in (EXAMPLES, MICROBATCH_SIZE)
+    )
     return float(np.linalg.norm(small - large) / np.linalg.norm(large))
 
 
 def _check_difference(case: str, seeds: int, value: float) -> None:
     """Raise `NotYet` unless the value is the difference after averaging over this many seeds."""
-    what = f"{case}: the difference for seed 0" if seeds == 1 else f"{case}: the difference for {seeds} seeds"
+    what = (
+        f"{case}: the difference for seed 0"
+        if seeds == 1
+        else f"{case}: the difference for {seeds} seeds"
+    )
     wanted = _difference(case, seeds)
     if wanted < 1e-9:
         require(abs(value) < 1e-9, f"{what} is {value:.3g}, and should be rounding error")
         return
-    large, small = _gradients(case, EXAMPLES)[:seeds], _gradients(case, MICROBATCH_SIZE)[:seeds]
+    large = _gradients(case, EXAMPLES)[:seeds]
+    small = _gradients(case, MICROBATCH_SIZE)[:seeds]
     apart = np.linalg.norm(small - large, axis=1)
     likely = [
-        ((apart / np.linalg.norm(large, axis=1)).mean(), "average the gradients first, and then take the norm"),
-        (apart.mean() / np.linalg.norm(large.mean(axis=0)), "average the gradients first, and then take the norm"),
-        (wanted * np.linalg.norm(large.mean(axis=0)), "divide by the norm of the large batch's gradient"),
+        (
+            (apart / np.linalg.norm(large, axis=1)).mean(),
+            "average the gradients first, and then take the norm",
+        ),
+        (
+            apart.mean() / np.linalg.norm(large.mean(axis=0)),
+            "average the gradients first, and then take the norm",
+        ),
+        (
+            wanted * np.linalg.norm(large.mean(axis=0)),
+            "divide by the norm of the large batch's gradient",
+        ),
         (wanted**2, "it is the square: take the square root"),
         (_difference(case, 1), "it is the difference for seed 0 alone"),
     ]

@@ -1,8 +1,11 @@
-"""Checkers for the exercises of notebook 09, and its measurements of memory, in a process of their own.
+"""Checkers for the exercises of notebook 09, and its measurements of memory, in a process of their
+own.
 
-As a program, the module measures one case or more and prints the results as JSON. The notebook's table comes from it:
+As a program, the module measures one case or more and prints the results as JSON. The notebook's
+table comes from it:
 
-    python -m gradlab.lab.exercises.memory '[{"network": "vgg16", "examples": 32, "microbatch_size": 1}]'
+    python -m gradlab.lab.exercises.memory '[{"network": "vgg16", "examples": 32, "microbatch_size":
+    1}]'
 """
 
 import json
@@ -17,7 +20,9 @@ import numpy as np
 from gradlab.lab.exercises import exercise, require, require_close
 from gradlab.lab.new_process import call_in_new_process
 
-IMAGES, LIMIT = 64, 500  # of the last exercise: examples, and MiB
+# of the last exercise: examples, and MiB
+IMAGES = 64
+LIMIT = 500
 
 
 def measured(*cases: dict[str, Any]) -> list[dict[str, float]]:
@@ -45,21 +50,26 @@ def train(
     keep_dependencies: bool = False,
     updates: int = 1,
 ) -> dict[str, float]:
-    """Train a network with SGD on random images in this process, and measure its memory and its time.
+    """Train a network with SGD on random images in this process, and measure its memory and its
+    time.
 
     Args:
-        network: "deep", 33 convolutions of 16 channels on 64x64 images; or "vgg16", without its top, on 96x96 images.
+        network: "deep", 33 convolutions of 16 channels on 64x64 images; or "vgg16", without its
+            top, on 96x96 images.
         examples: the number of images.
         batch_size: the images of one update. None: all of them.
-        microbatch_size: the images of a micro-batch. None: the whole batch at once, without gradlab.
+        microbatch_size: the images of a micro-batch. None: the whole batch at once, without
+            gradlab.
         in_flight: the micro-batches that may be computed at once.
-        remat: compute the activations of "deep" again in the backward pass, in blocks of four convolutions.
+        remat: compute the activations of "deep" again in the backward pass, in blocks of four
+            convolutions.
         keep_dependencies: switch off the dependency optimization of TensorFlow's graph optimizer.
         updates: how many times to train on the images.
 
     Returns:
-        "mib", the growth of the process's peak memory in MiB, NaN where it cannot be read; "seconds" of the fastest
-        pass over the images after the first; "examples" and "updates", what one pass has trained on and made.
+        "mib", the growth of the process's peak memory in MiB, NaN where it cannot be read;
+        "seconds" of the fastest pass over the images after the first; "examples" and "updates",
+        what one pass has trained on and made.
     """
     import keras
     import tensorflow as tf
@@ -89,9 +99,16 @@ def train(
         began = time.perf_counter()
         steps = [step(*batch) for batch in batches]
         seconds.append(time.perf_counter() - began)
-    trained = examples if microbatch_size is None else sum(float(step.weights.sum()) for step in steps)
+    trained = (
+        examples if microbatch_size is None else sum(float(step.weights.sum()) for step in steps)
+    )
     growth = (peak.bytes() - before) / MEBIBYTE
-    return {"mib": growth, "seconds": min(seconds[1:] or seconds), "examples": trained, "updates": len(steps)}
+    return {
+        "mib": growth,
+        "seconds": min(seconds[1:] or seconds),
+        "examples": trained,
+        "updates": len(steps),
+    }
 
 
 def _plain_step(model, optimizer):
@@ -101,7 +118,10 @@ def _plain_step(model, optimizer):
     def step(x, y):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
-        optimizer.apply(tape.gradient(loss, [v.value for v in model.trainable_variables]), model.trainable_variables)
+        optimizer.apply(
+            tape.gradient(loss, [v.value for v in model.trainable_variables]),
+            model.trainable_variables,
+        )
         return loss
 
     return step
@@ -110,7 +130,9 @@ def _plain_step(model, optimizer):
 def _vgg16(side: int):
     import keras
 
-    return keras.applications.VGG16(weights=None, include_top=False, input_shape=(side, side, 3), pooling="avg")
+    return keras.applications.VGG16(
+        weights=None, include_top=False, input_shape=(side, side, 3), pooling="avg"
+    )
 
 
 def _deep(side: int, outputs: int, remat: bool):
@@ -141,13 +163,21 @@ def _deep(side: int, outputs: int, remat: bool):
 
 @exercise
 def bytes_needed(answer: Any) -> None:
-    """A function: (parameters, activations, microbatch_size, accumulation_steps) -> bytes, with Adam, in float32."""
+    """A function: (parameters, activations, microbatch_size, accumulation_steps) -> bytes, with
+    Adam, in float32."""
     got = answer(1000, 500, 2, 1)
     what = "the bill"
     for wrong, hint in (
         (6000, "a float32 has 4 bytes"),
-        (17_000, "one copy of the weights is missing: gradients and the accumulator are two things"),
-        (13_000, "two copies of the weights are missing: Adam keeps two moments, besides gradients and accumulator"),
+        (
+            17_000,
+            "one copy of the weights is missing: gradients and the accumulator are two things",
+        ),
+        (
+            13_000,
+            "two copies of the weights are missing: Adam keeps two moments, besides gradients and "
+            "accumulator",
+        ),
         (20_500, "each example of a micro-batch has activations of its own"),
     ):
         require(got != wrong, hint)
@@ -165,11 +195,18 @@ def largest_microbatch(answer: Any) -> None:
     require(got != 43, "the weights, moments, gradients and the accumulator must fit first")
     require_close(got, 3, "the largest micro-batch", "and should be 3")
     part = answer(21_499, 1000, 500)
-    hint = "which is more than fits: round down to whole examples" if np.all(part > 2) else "and should be 2"
+    hint = (
+        "which is more than fits: round down to whole examples"
+        if np.all(part > 2)
+        else "and should be 2"
+    )
     require_close(part, 2, "the largest micro-batch in 21,499 bytes", hint)
     hint = "but where not even one example fits, it should be 0"
     require_close(answer(19_000, 1000, 500), 0, "the largest micro-batch in 19,000 bytes", hint)
-    require(isinstance(part, (int, np.integer)), f"the number of examples must be an integer. Received: {part!r}")
+    require(
+        isinstance(part, (int, np.integer)),
+        f"the number of examples must be an integer. Received: {part!r}",
+    )
 
 
 @exercise
@@ -184,17 +221,37 @@ def triplet_losses(answer: Any) -> None:
         got = np.asarray(got, np.float64)
         hint = "that is one number for the whole batch. Return one loss for each example"
         require(got.size != 1, hint)
-        require(got.shape == (3,), f"there are 3 triplets, and the shape is {got.shape}: sum over the last axis")
-        require(not (got < -1e-9).any(), "the loss of a triplet that keeps the margin is 0, not negative")
+        require(
+            got.shape == (3,),
+            f"there are 3 triplets, and the shape is {got.shape}: sum over the last axis",
+        )
+        require(
+            not (got < -1e-9).any(),
+            "the loss of a triplet that keeps the margin is 0, not negative",
+        )
         root = np.sqrt([0.8, 0.0, 0.0]) - np.sqrt([0.4, 2.0, 0.08]) + 0.2
-        require(not np.allclose(got, np.maximum(root, 0)), "use squared distances, without a square root")
+        require(
+            not np.allclose(got, np.maximum(root, 0)),
+            "use squared distances, without a square root",
+        )
         swapped = np.maximum(np.array([0.4, 2.0, 0.08]) - np.array([0.8, 0.0, 0.0]) + 0.2, 0)
-        require(not np.allclose(got, swapped), "the loss must grow when the positive moves away, not the negative")
+        require(
+            not np.allclose(got, swapped),
+            "the loss must grow when the positive moves away, not the negative",
+        )
         require(not np.allclose(got, [0.4, 0, 0]), "where is the margin?")
-        require(not np.allclose(got, [0.4, 0, 0.16]), "a squared distance is a sum over the last axis, not a mean")
+        require(
+            not np.allclose(got, [0.4, 0, 0.16]),
+            "a squared distance is a sum over the last axis, not a mean",
+        )
     require_close(got, wanted, "the array of losses", "and the first should be 0.8 - 0.4 + 0.2")
     wide = answer(anchor, positive, negative, 2.5)
-    require_close(wide, [2.9, 0.5, 2.42], "with a margin of 2.5 the array of losses", "and should be [2.9, 0.5, 2.42]")
+    require_close(
+        wide,
+        [2.9, 0.5, 2.42],
+        "with a margin of 2.5 the array of losses",
+        "and should be [2.9, 0.5, 2.42]",
+    )
 
 
 @exercise
@@ -202,16 +259,23 @@ def stalled_mean(answer: Any) -> None:
     """A number: the mean of 512 ones that were added up in bfloat16."""
     if answer is not ... and answer is not None and not isinstance(answer, str):
         require(answer != 1, "1 is what float32 gives")
-        require(answer != 256, "256 is the sum at which it stalls. Divide it by the number of ones that were added")
+        require(
+            answer != 256,
+            "256 is the sum at which it stalls. Divide it by the number of ones that were added",
+        )
         require(answer != 0.25, "a quarter is what 1024 micro-batches gave")
     require_close(answer, 0.5, "the mean", "but look at what counting by ones gave in bfloat16")
 
 
 @exercise
 def under_the_limit(answer: Any) -> None:
-    """A dictionary: examples, batch_size, microbatch_size and in_flight of one update that a process then trains."""
+    """A dictionary: examples, batch_size, microbatch_size and in_flight of one update that a
+    process then trains."""
     names = ("examples", "batch_size", "microbatch_size", "in_flight")
-    require(isinstance(answer, dict) and set(answer) == set(names), f"it should be a dictionary of {', '.join(names)}")
+    require(
+        isinstance(answer, dict) and set(answer) == set(names),
+        f"it should be a dictionary of {', '.join(names)}",
+    )
     for name in names:
         value = answer[name]
         require(value is not ..., f"{name} is still missing: put your answer in place of the dots")
@@ -220,22 +284,35 @@ def under_the_limit(answer: Any) -> None:
     settings = {name: int(answer[name]) for name in names}
     require(settings["examples"] <= IMAGES, f"there are only {IMAGES} examples")
     found = measured(settings)[0]
-    trained, updates = int(found["examples"]), int(found["updates"])
+    trained = int(found["examples"])
+    updates = int(found["updates"])
     require(
-        trained == IMAGES, f"the process trained on {trained} of {IMAGES} examples: fewer examples are another batch"
+        trained == IMAGES,
+        f"the process trained on {trained} of {IMAGES} examples: fewer examples are another batch",
     )
     hint = "with an update for each of them, the weights change between them. Cut the micro-batches smaller instead"
     require(updates == 1, f"the process made {updates} updates, not one: {hint}")
     mib = _estimate(settings) if math.isnan(found["mib"]) else found["mib"]
     held = f"the process needed {mib:.0f} MiB"
-    parallel = " and in_flight keeps several micro-batches in memory at once" if settings["in_flight"] > 1 else ""
-    require(mib < LIMIT, f"{held}, more than {LIMIT}: activations grow with microbatch_size{parallel}")
-    require(mib > LIMIT / 2, f"{held}, less than half of {LIMIT}: use the rest, larger micro-batches waste less time")
+    parallel = (
+        " and in_flight keeps several micro-batches in memory at once"
+        if settings["in_flight"] > 1
+        else ""
+    )
+    require(
+        mib < LIMIT, f"{held}, more than {LIMIT}: activations grow with microbatch_size{parallel}"
+    )
+    require(
+        mib > LIMIT / 2,
+        f"{held}, less than half of {LIMIT}: use the rest, larger micro-batches waste less time",
+    )
 
 
 def _estimate(settings: dict[str, int]) -> float:
     """MiB where the peak cannot be read: from measurements on Linux."""
-    return 30 + 10.5 * min(settings["microbatch_size"] * settings["in_flight"], settings["batch_size"])
+    return 30 + 10.5 * min(
+        settings["microbatch_size"] * settings["in_flight"], settings["batch_size"]
+    )
 
 
 def main(cases: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
@@ -247,7 +324,8 @@ def main(cases: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
     gradlab.setup(threads=1, seed=0)
     found = []
     if len(cases) > 1:
-        train(examples=1, microbatch_size=1)  # what TensorFlow allocates once would count for the first case only
+        # What TensorFlow allocates once would count for the first case only
+        train(examples=1, microbatch_size=1)
     for case in cases:
         keras.backend.clear_session(free_memory=True)
         found.append(train(**case))

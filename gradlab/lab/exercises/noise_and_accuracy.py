@@ -6,7 +6,8 @@ import numpy as np
 
 from gradlab.lab.exercises import exercise, require, require_close
 
-ROW_1, ROW_2 = (95.0, 0.172, 10), (95.2, 0.303, 10)
+ROW_1 = (95.0, 0.172, 10)
+ROW_2 = (95.2, 0.303, 10)
 
 
 @exercise
@@ -17,10 +18,14 @@ def standard_error(answer: Any) -> None:
     require(got is not None, "the function returns nothing yet")
     hints = {
         1.0: "that is the standard deviation of one run. The standard error is smaller",
-        (2 / 3) ** 0.5: "that is the standard deviation of one run, with n for n - 1. The standard error is smaller",
+        (2 / 3)
+        ** 0.5: "that is the standard deviation of one run, with n for n - 1. The standard error "
+        "is smaller",
         2**0.5 / 3: "the mean was computed from the same runs, so divide by n - 1: see ddof",
         1 / 3: "divide by the square root of the number of runs",
-        1 / 2**0.5: "ddof applies to the standard deviation only: take the square root of the number of all runs",
+        1
+        / 2**0.5: "ddof applies to the standard deviation only: take the square root of the number "
+        "of all runs",
     }
     for wrong, hint in hints.items():
         require(np.ndim(got) or abs(got - wrong) > 1e-6, hint)
@@ -49,7 +54,10 @@ def standard_errors_apart(answer: Any) -> None:
     require_close(got, 1.815236, "the distance of the published rows", rtol=1e-4)
     wanted = -1.0 / (0.5**2 / 4 + 0.3**2 / 9) ** 0.5
     got = answer(96.0, 0.5, 4, 95.0, 0.3, 9)
-    require(np.ndim(got) or abs(got + wanted) > 1e-3, "where the second mean is the lower one, it should be negative")
+    require(
+        np.ndim(got) or abs(got + wanted) > 1e-3,
+        "where the second mean is the lower one, it should be negative",
+    )
     hint = "but the rows have different numbers of runs: divide each variance by its own"
     require_close(got, wanted, "the distance of rows of 4 and 9 runs", hint)
 
@@ -62,7 +70,9 @@ def best_of_equal_looks(answer: Any) -> None:
     require(got is not None, "the function returns nothing yet")
     require(np.ndim(got) == 0, "the best look is one number")
     require(got != 9, "9 is not among the third and the sixth look")
-    require(got != 6, "6 is the first look: evenly spaced looks that include the last one begin later")
+    require(
+        got != 6, "6 is the first look: evenly spaced looks that include the last one begin later"
+    )
     require(got != 3, "the best of the looks is the largest, and the sixth is one of them")
     require_close(got, 4, "the best of the third and the sixth", "and is one of the two")
     require_close(answer(looks, 6), 9, "the best of all six", "and should be the best there is")
@@ -70,30 +80,61 @@ def best_of_equal_looks(answer: Any) -> None:
     require_close(answer(looks, 3), 9, "the best of three of the six looks")
     rising = np.arange(200.0)
     require_close(
-        answer(rising, 10), 199, "the best of 10 looks at a run that only rises", "and should be the last one"
+        answer(rising, 10),
+        199,
+        "the best of 10 looks at a run that only rises",
+        "and should be the last one",
     )
     falling = rising[::-1]
-    require_close(answer(falling, 10), 180, "the best of 10 looks at a run that only falls", "but look 20 is the first")
+    require_close(
+        answer(falling, 10),
+        180,
+        "the best of 10 looks at a run that only falls",
+        "but look 20 is the first",
+    )
 
 
 @exercise
 def rows_of_window(answer: Any) -> None:
-    """A function: (order of all examples, number of the update, k, b) -> the rows of a window, shape (k, b)."""
+    """A function: (order of all examples, number of the update, k, b) -> the rows of a window,
+    shape (k, b)."""
     order = np.random.default_rng(0).permutation(26)
     got = answer(order.copy(), 0, 3, 4)
     require(got is not None, "the function returns nothing yet")
     got = np.asarray(got)
-    require(got.shape == (3, 4), f"the rows of 3 micro-batches of 4 should have the shape (3, 4), not {got.shape}")
+    require(
+        got.shape == (3, 4),
+        f"the rows of 3 micro-batches of 4 should have the shape (3, 4), not {got.shape}",
+    )
     same = (got[0] == got[1]).all()
-    require(not same, "the micro-batches of a window are all the same: which of its terms depends on the micro-batch?")
-    require(len(np.unique(got)) == 12, "the micro-batches of the first window overlap: each one begins b rows later")
+    require(
+        not same,
+        "the micro-batches of a window are all the same: which of its terms depends on the "
+        "micro-batch?",
+    )
+    require(
+        len(np.unique(got)) == 12,
+        "the micro-batches of the first window overlap: each one begins b rows later",
+    )
     second = np.asarray(answer(order.copy(), 1, 3, 4))
     require(not np.isin(second, got).any(), "the second window repeats examples of the first one")
-    require(np.isin(got, order[:24]).all(), "an epoch has 2 windows of 12 here: examples 24 and 25 are left out")
+    require(
+        np.isin(got, order[:24]).all(),
+        "an epoch has 2 windows of 12 here: examples 24 and 25 are left out",
+    )
     third = np.asarray(answer(order.copy(), 2, 3, 4))
-    require(third.shape == (3, 4) and set(third.flat) == set(got.flat), "the third window begins the epoch again")
+    require(
+        third.shape == (3, 4) and set(third.flat) == set(got.flat),
+        "the third window begins the epoch again",
+    )
     wanted = order[:24].reshape(2, 3, 4)
-    require((got == wanted[0]).all() and (second == wanted[1]).all(), "take the rows in the order that is given")
+    require(
+        (got == wanted[0]).all() and (second == wanted[1]).all(),
+        "take the rows in the order that is given",
+    )
     large = np.arange(600)
     got = np.asarray(answer(large, 7, 5, 20))
-    require((got == large[100:200].reshape(5, 20)).all(), "with 5 micro-batches of 20, update 7 takes rows 100 to 199")
+    require(
+        (got == large[100:200].reshape(5, 20)).all(),
+        "with 5 micro-batches of 20, update 7 takes rows 100 to 199",
+    )

@@ -20,12 +20,20 @@ def updates_until_zero(answer: Any) -> None:
         value = answer(steps, k)
         hints = (
             (steps, "which would be right if the schedule counted updates. What does it count?"),
-            (steps * k, "which is later than planned. Is the schedule slower than planned, or faster?"),
+            (
+                steps * k,
+                "which is later than planned. Is the schedule slower than planned, or faster?",
+            ),
             (steps / k, "and should be a whole number: an update that was not made does not count"),
-            (-(-steps // k), "which is one too many: its last micro-batch is past the end of the schedule"),
+            (
+                -(-steps // k),
+                "which is one too many: its last micro-batch is past the end of the schedule",
+            ),
         )
         hint = _matching(value, hints, "and should not be: what is the count at the first update?")
-        require_close(value, steps // k, f"for {steps} steps and k = {k}, the number of updates", hint)
+        require_close(
+            value, steps // k, f"for {steps} steps and k = {k}, the number of updates", hint
+        )
 
 
 def _matching(value, hints: tuple, otherwise: str = "and should not be") -> str:
@@ -41,7 +49,8 @@ def train(answer: Any) -> None:
     constant = lambda update: 0.125  # noqa: E731
 
     def trained(sizes, k, learning_rate):
-        """The student's weight, that of the large batch, and the updates whose learning rates were requested."""
+        """The student's weight, that of the large batch, and the updates whose learning rates were
+        requested."""
         asked = []
 
         def recorded(update):
@@ -60,33 +69,48 @@ def train(answer: Any) -> None:
     )
 
     value, wanted, asked = trained([2, 2, 2, 2], 2, lambda update: 0.125 / (1 + update))
-    require(asked == [0, 1], f"two updates, counted from 0, asked for the learning rates of {_listed(asked)}")
+    require(
+        asked == [0, 1],
+        f"two updates, counted from 0, asked for the learning rates of {_listed(asked)}",
+    )
     require_close(value, wanted, "with a rate that falls, w")
 
     before = _large_batches([2, 2, 2, 2], 2, constant)
     value, wanted, asked = trained([2, 2, 2, 2, 2], 2, constant)
     hints = ((before, "as if there were no fifth micro-batch"),)
     require_close(
-        value, wanted, "with five micro-batches and k = 2, w", _matching(value, hints, "look at the last window")
+        value,
+        wanted,
+        "with five micro-batches and k = 2, w",
+        _matching(value, hints, "look at the last window"),
     )
-    require(asked == [0, 1, 2], f"five micro-batches with k = 2 asked for the learning rates of {_listed(asked)}")
+    require(
+        asked == [0, 1, 2],
+        f"five micro-batches with k = 2 asked for the learning rates of {_listed(asked)}",
+    )
 
     value, wanted, _ = trained([4, 4, 2], 3, constant)
     hint = "look at a window of 4, 4 and 2 examples: what is the weight of each micro-batch?"
     require_close(value, wanted, "with micro-batches of 4, 4 and 2, and k = 3, w", hint)
     for sizes, k in (([4, 4, 4, 1], 2), ([3, 3, 1], 5), ([1], 4), ([5, 2, 5, 2, 1], 2)):
         value, wanted, _ = trained(sizes, k, constant)
-        require_close(value, wanted, f"with micro-batches of {_listed(sizes)} examples, and k = {k}, w")
+        require_close(
+            value, wanted, f"with micro-batches of {_listed(sizes)} examples, and k = {k}, w"
+        )
 
 
 def _microbatches(sizes) -> list:
     rng = np.random.default_rng(6)
-    return [(rng.integers(1, 4, size).astype(np.float64), rng.integers(-4, 5, size) / 2) for size in sizes]
+    return [
+        (rng.integers(1, 4, size).astype(np.float64), rng.integers(-4, 5, size) / 2)
+        for size in sizes
+    ]
 
 
 def _large_batches(sizes, k: int, learning_rate) -> float:
     """The weight after an epoch of large batches, each of k of these micro-batches."""
-    microbatches, w = _microbatches(sizes), 1.0
+    microbatches = _microbatches(sizes)
+    w = 1.0
     for update, first in enumerate(range(0, len(microbatches), k)):
         x, y = (np.concatenate(column) for column in zip(*microbatches[first : first + k]))
         w -= learning_rate(update) * np.mean((w * x - y) * x)
@@ -104,7 +128,9 @@ def is_right(answer: Any) -> None:
     for make, what in _RIGHT:
         verdict = _verdict(answer, make)
         require(verdict is not None, "the function returns nothing yet: return True or False")
-        require(isinstance(verdict, (bool, np.bool_)), f"return True or False. Received: {verdict!r}")
+        require(
+            isinstance(verdict, (bool, np.bool_)), f"return True or False. Received: {verdict!r}"
+        )
         require(verdict, f"your check rejects a right loop: {what}")
     passed = [what for loop, what in _BROKEN if _verdict(answer, loop)]
     if passed:
@@ -121,7 +147,11 @@ def _verdict(answer, loop):
 
 
 def _loop(
-    sizes: Callable = len, clip: float = np.inf, tail: str = "update", clock: str = "updates", dtype: type = np.float64
+    sizes: Callable = len,
+    clip: float = np.inf,
+    tail: str = "update",
+    clock: str = "updates",
+    dtype: type = np.float64,
 ) -> Callable:
     """A training loop like that of exercise 2.
 
@@ -134,19 +164,22 @@ def _loop(
     """
 
     def train(microbatches, w, k, learning_rate):
-        microbatches, updates = list(microbatches), 0
+        microbatches = list(microbatches)
+        updates = 0
         for first in range(0, len(microbatches), k):
             window = microbatches[first : first + k]
             if len(window) < k and tail == "drop":
                 break
             total = weight = dtype(0)
             for x, y in window:
-                x, y = np.asarray(x, dtype), np.asarray(y, dtype)
+                x = np.asarray(x, dtype)
+                y = np.asarray(y, dtype)
                 total += dtype(sizes(x)) * np.clip(np.mean((dtype(w) * x - y) * x), -clip, clip)
                 weight += dtype(sizes(x))
             factor = len(window) / k if tail == "divide" else 1
             count = first + len(window) - 1 if clock == "micro-batches" else updates
-            w, updates = w - learning_rate(count) * factor * float(total / weight), updates + 1
+            w = w - learning_rate(count) * factor * float(total / weight)
+            updates = updates + 1
         return w
 
     return train
@@ -155,20 +188,35 @@ def _loop(
 def _summing(microbatches, w, k, learning_rate):
     """A loop that adds up the mean gradients of a window and does not divide."""
     for update, first in enumerate(range(0, len(microbatches), k)):
-        w = w - learning_rate(update) * sum(np.mean((w * x - y) * x) for x, y in microbatches[first : first + k])
+        w = w - learning_rate(update) * sum(
+            np.mean((w * x - y) * x) for x, y in microbatches[first : first + k]
+        )
     return w
 
 
 _RIGHT = (
     (_loop(), "it weights by examples, and updates at the end of the epoch"),
-    (_loop(dtype=np.float32), "it sums in float32, so its last digits differ. Is your comparison too strict?"),
+    (
+        _loop(dtype=np.float32),
+        "it sums in float32, so its last digits differ. Is your comparison too strict?",
+    ),
 )
 _BROKEN = (
     (_summing, "it adds the gradients of a window and does not divide"),
-    (_loop(sizes=lambda x: 1), "it weights all micro-batches equally. Try micro-batches of different sizes"),
-    (_loop(tail="drop"), "it forgets a window that is not full. Try a number of micro-batches that k does not divide"),
+    (
+        _loop(sizes=lambda x: 1),
+        "it weights all micro-batches equally. Try micro-batches of different sizes",
+    ),
+    (
+        _loop(tail="drop"),
+        "it forgets a window that is not full. Try a number of micro-batches that k does not "
+        "divide",
+    ),
     (_loop(tail="divide"), "it divides by k in a window that is not full. Try one"),
-    (_loop(clock="micro-batches"), "it counts micro-batches for the learning rate. Try a rate that changes"),
+    (
+        _loop(clock="micro-batches"),
+        "it counts micro-batches for the learning rate. Try a rate that changes",
+    ),
     (_loop(clip=3.0), "it clips the gradient of each micro-batch to 3. Try larger gradients"),
 )
 
@@ -180,8 +228,14 @@ def detective(answer: Any) -> None:
         for bug in np.random.default_rng(seed).permutation(list(BUGS)):
             used: list[Evidence] = []
             said = answer(_experiments(str(bug), seed, used))
-            require(said is not None and said is not ..., "the function returns nothing yet: return the name of a bug")
-            require(isinstance(said, str) and said in BUGS, f"return one of {', '.join(BUGS)}. Received: {said!r}")
+            require(
+                said is not None and said is not ...,
+                "the function returns nothing yet: return the name of a bug",
+            )
+            require(
+                isinstance(said, str) and said in BUGS,
+                f"return one of {', '.join(BUGS)}. Received: {said!r}",
+            )
             require(used, "your function names a bug without an experiment")
             last = used[-1]
             hint = f"the last experiment was {last.settings}, of the {last.measure}"

@@ -9,14 +9,17 @@ from gradlab.lab.exercises import exercise, require, require_close
 
 @exercise
 def loss_of_window(answer: Any) -> None:
-    """A function: (list of (losses, mask), arrays of shape (texts, positions)) -> the mean loss over real tokens."""
+    """A function: (list of (losses, mask), arrays of shape (texts, positions)) -> the mean loss
+    over real tokens."""
     first = np.array([[1.0, 2.0, 9.0]]), np.array([[1, 1, 0]])
     second = np.array([[6.0, 9.0, 9.0]]), np.array([[1, 0, 0]])
     got = _number(answer([(losses.copy(), mask.copy()) for losses, mask in (first, second)]))
     hints = {
-        3.75: "this is the mean of the two means: the one token of the second counts as much as two of the first",
+        3.75: "this is the mean of the two means: the one token of the second counts as much as "
+        "two of the first",
         6: "padding counts too: multiply by the mask",
-        1.5: "the sum is right, but it was divided by all positions. Divide by the number of real tokens",
+        1.5: "the sum is right, but it was divided by all positions. Divide by the number of real "
+        "tokens",
         9: "this is the sum. Divide it by the number of real tokens",
         4.5: "this was divided by the number of micro-batches",
     }
@@ -31,23 +34,41 @@ def loss_of_window(answer: Any) -> None:
 
 @exercise
 def factors(answer: Any) -> None:
-    """A function: (numbers of tokens) -> the factor of each micro-batch's mean loss, so that the sum is the mean."""
+    """A function: (numbers of tokens) -> the factor of each micro-batch's mean loss, so that the
+    sum is the mean."""
     got = _list(answer([12, 3]), 2)
-    require(not np.allclose(got, 0.5), "with equal factors the three tokens count as much as the twelve")
-    require(not np.allclose(got, [12, 3]), "the sum of the gradients is then a sum over tokens. Divide by all tokens")
     require(
-        not np.allclose(got, [1 / 12, 1 / 3]), "the losses are means already: they were divided by their own tokens"
+        not np.allclose(got, 0.5), "with equal factors the three tokens count as much as the twelve"
+    )
+    require(
+        not np.allclose(got, [12, 3]),
+        "the sum of the gradients is then a sum over tokens. Divide by all tokens",
+    )
+    require(
+        not np.allclose(got, [1 / 12, 1 / 3]),
+        "the losses are means already: they were divided by their own tokens",
     )
     require_close(got, [0.8, 0.2], "for 12 and 3 tokens your answer", "and should be [0.8, 0.2]")
-    require_close(_list(answer([5, 5, 10, 20]), 4), [0.125, 0.125, 0.25, 0.5], "for 5, 5, 10 and 20 tokens your answer")
+    require_close(
+        _list(answer([5, 5, 10, 20]), 4),
+        [0.125, 0.125, 0.25, 0.5],
+        "for 5, 5, 10 and 20 tokens your answer",
+    )
 
 
 @exercise
 def factor_of_sum(answer: Any) -> None:
-    """A function: (tokens of all devices, number of devices) -> the factor of the sum of a device's losses."""
+    """A function: (tokens of all devices, number of devices) -> the factor of the sum of a device's
+    losses."""
     got = _number(answer(30, 2))
-    require(not np.isclose(got, 1 / 30), "the all-reduce takes a mean: it divides by the number of devices once more")
-    require(not np.isclose(got, 1 / 60), "this divides by the number of devices twice: the all-reduce does it already")
+    require(
+        not np.isclose(got, 1 / 30),
+        "the all-reduce takes a mean: it divides by the number of devices once more",
+    )
+    require(
+        not np.isclose(got, 1 / 60),
+        "this divides by the number of devices twice: the all-reduce does it already",
+    )
     require(not np.isclose(got, 15), "this is the number by which to divide, not the factor")
     require_close(got, 1 / 15, "on 2 devices with 30 tokens the factor", "and should be 1/15")
     require_close(_number(answer(1000, 8)), 0.008, "on 8 devices with 1,000 tokens the factor")

@@ -28,7 +28,9 @@ def accumulator(answer: Any) -> None:
     mean = made.mean()
     hint = next((hint for wrong, hint in hints.items() if _is(mean, wrong)), "and should not be")
     require_close(mean, 2, "after 1 with weight 2 and 4 with weight 1 the mean", hint)
-    require_close(made.mean(), 2, "called a second time, the mean", "but mean() must not change anything")
+    require_close(
+        made.mean(), 2, "called a second time, the mean", "but mean() must not change anything"
+    )
 
     made.zero()
     made.add(np.array(10.0), 1)
@@ -39,11 +41,17 @@ def accumulator(answer: Any) -> None:
     other = answer()
     for gradient in given:
         other.add(gradient, 1)
-    require_close(other.mean(), [2, 4], "the mean of [1, 2] and [3, 6]", "and should be [2, 4] with a new accumulator")
+    require_close(
+        other.mean(),
+        [2, 4],
+        "the mean of [1, 2] and [3, 6]",
+        "and should be [2, 4] with a new accumulator",
+    )
     untouched = given[0].tolist() == [1, 2] and given[1].tolist() == [3, 6]
     require(
         untouched,
-        f"the first gradient was [1, 2] and is {given[0].tolist()} now: add must not change the caller's array",
+        f"the first gradient was [1, 2] and is {given[0].tolist()} now: add must not change the "
+        "caller's array",
     )
 
     reused = answer()
@@ -60,20 +68,28 @@ def accumulator(answer: Any) -> None:
         many.add(np.ones(10_000), 1)
     kept = tracemalloc.get_traced_memory()[0] / np.ones(10_000).nbytes
     tracemalloc.stop()
-    require(kept < 5, f"after 50 micro-batches the memory of {kept:.0f} gradients is in use: keep their sum only")
+    require(
+        kept < 5,
+        f"after 50 micro-batches the memory of {kept:.0f} gradients is in use: keep their sum only",
+    )
 
 
 @exercise
 def repaired_rate(answer: Any) -> None:
     """A number: the learning rate for the mean that is equivalent to 0.01 for the sum of 8."""
     require(not _is(answer, 0.01), "with 0.01 each step would be 8 times smaller than before")
-    require(not _is(answer, 0.00125), "that is the wrong direction: the mean is smaller than the sum")
-    require_close(answer, 0.08, "the learning rate", "and should make rate × mean equal to 0.01 × sum")
+    require(
+        not _is(answer, 0.00125), "that is the wrong direction: the mean is smaller than the sum"
+    )
+    require_close(
+        answer, 0.08, "the learning rate", "and should make rate × mean equal to 0.01 × sum"
+    )
 
 
 @exercise
 def mean_in_a_loop(answer: Any) -> None:
-    """A function for tf.function: (i -> gradient of micro-batch i, weights) -> the weighted mean of the gradients."""
+    """A function for tf.function: (i -> gradient of micro-batch i, weights) -> the weighted mean of
+    the gradients."""
     table = tf.constant([[1.0, 2.0], [4.0, 8.0], [10.0, 0.0], [0.0, 5.0], [3.0, 3.0]])
     calls = []
 
@@ -93,12 +109,16 @@ def mean_in_a_loop(answer: Any) -> None:
     except Exception as error:
         hint = "the number of micro-batches is not known while tracing: loop over tf.range(tf.shape(weights)[0])"
         if any(
-            word in str(error) for word in ("shape invariant", "dtype", "int32", "must be defined", "to be defined")
+            word in str(error)
+            for word in ("shape invariant", "dtype", "int32", "must be defined", "to be defined")
         ):
             hint = "the sum must exist before the loop, with its final shape and type: begin with tf.zeros([2])"
         raise NotYet(f"it works eagerly, but cannot be traced: {hint}") from None
     require(calls, "gradient_of was never called")
-    require(any("While" in op.type for op in graph.get_operations()), "there is no loop in the graph: use tf.range")
+    require(
+        any("While" in op.type for op in graph.get_operations()),
+        "there is no loop in the graph: use tf.range",
+    )
     for weights in ([2.0, 1.0], [1.0, 1.0, 2.0], [1.0, 0.0, 1.0, 3.0, 1.0]):
         wanted = np.average(table.numpy()[: len(weights)], axis=0, weights=weights)
         got = compiled(tf.constant(weights)).numpy()
@@ -117,10 +137,14 @@ def mean_in_a_loop(answer: Any) -> None:
 
 @exercise
 def is_right(answer: Any) -> None:
-    """A function: method -> whether it is right; a method is a function (gradients, weights) -> mean."""
+    """A function: method -> whether it is right; a method is a function (gradients, weights) ->
+    mean."""
     verdict = answer(_right)
     require(verdict is not None and verdict is not ..., "the function returns nothing yet")
-    require(verdict, "your test returns False for a right method. Compare with a tolerance, as np.allclose does")
+    require(
+        verdict,
+        "your test returns False for a right method. Compare with a tolerance, as np.allclose does",
+    )
     for planted, words in _PLANTED:
         try:
             verdict = answer(planted)
@@ -128,49 +152,72 @@ def is_right(answer: Any) -> None:
             verdict = False  # an exception also rejects the method
         require(verdict is not None, f"your test returns nothing for a method that {words}")
         require(not verdict, f"your test accepts a method that {words}")
-    require(answer(_right), "your test returns True for a right method the first time, and False the second time")
+    require(
+        answer(_right),
+        "your test returns True for a right method the first time, and False the second time",
+    )
 
 
 def _right(gradients, weights):
     # computed differently from np.average, so that the last digits may differ
-    total = sum(weight * np.asarray(gradient, np.float64) for gradient, weight in zip(gradients, weights))
+    total = sum(
+        weight * np.asarray(gradient, np.float64) for gradient, weight in zip(gradients, weights)
+    )
     return total * (1 / sum(weights)) * (1 + 1e-13)
 
 
 def _mean(gradients, weights):
-    return np.average(np.stack([np.asarray(g, np.float64) for g in gradients]), axis=0, weights=weights)
+    return np.average(
+        np.stack([np.asarray(g, np.float64) for g in gradients]), axis=0, weights=weights
+    )
 
 
 _PLANTED = (
     (lambda gradients, weights: _mean(gradients, weights) * sum(weights), "returns the sum"),
-    (lambda gradients, weights: _mean(gradients, weights) * sum(weights) / len(weights), "divides by k"),
+    (
+        lambda gradients, weights: _mean(gradients, weights) * sum(weights) / len(weights),
+        "divides by k",
+    ),
     (lambda gradients, weights: _mean(gradients, [1] * len(weights)), "ignores the weights"),
-    (lambda gradients, weights: _mean(gradients[:-1] or gradients, weights[:-1] or weights), "drops the tail"),
-    (lambda gradients, weights: np.asarray(gradients[0], np.float64), "only looks at the first micro-batch"),
+    (
+        lambda gradients, weights: _mean(gradients[:-1] or gradients, weights[:-1] or weights),
+        "drops the tail",
+    ),
+    (
+        lambda gradients, weights: np.asarray(gradients[0], np.float64),
+        "only looks at the first micro-batch",
+    ),
 )
 
 
 def curves(updates: int = 40) -> dict[str, list[float]]:
-    """The loss after each update of exercise 5's training, with a right loop and with the loop that has a bug.
+    """The loss after each update of exercise 5's training, with a right loop and with the loop that
+    has a bug.
 
     Args:
         updates: the number of updates.
 
     Returns:
-        "right" and "with the bug": a list of updates + 1 losses, the first of them before the first update.
+        "right" and "with the bug": a list of updates + 1 losses, the first of them before the first
+        update.
     """
     windows = _windows(seed=0, sizes=[[8, 8, 8, 8]] * updates, weights=2)
-    x, y = (np.concatenate(column) for column in zip(*(part for window in windows for part in window)))
+    x, y = (
+        np.concatenate(column) for column in zip(*(part for window in windows for part in window))
+    )
     found: dict[str, list[float]] = {}
     for name, kept in (("right", ""), ("with the bug", "total")):
-        weights = [_train(np.zeros(2), windows[:done], 0.1, kept=kept) for done in range(updates + 1)]
+        weights = [
+            _train(np.zeros(2), windows[:done], 0.1, kept=kept) for done in range(updates + 1)
+        ]
         found[name] = [float(np.mean((x @ w - y) ** 2)) for w in weights]
     return found
 
 
 @exercise
 def repaired(answer: Any) -> None:
-    """A function: (w, windows of micro-batches, rate) -> the weights after an update from each window."""
+    """A function: (w, windows of micro-batches, rate) -> the weights after an update from each
+    window."""
     for seed, sizes, rate in _CASES:
         windows = _windows(seed, sizes, weights=1 + seed % 3)
         start = np.ones(1 + seed % 3)
@@ -178,18 +225,27 @@ def repaired(answer: Any) -> None:
             w = start.copy()
             value = answer(w, windows, rate)
             if value is None or value is ...:
-                raise NotYet("the function returns nothing: it should return the weights after the last window")
+                raise NotYet(
+                    "the function returns nothing: it should return the weights after the last "
+                    "window"
+                )
             number = "one window" if len(sizes) == 1 else f"{len(sizes)} windows"
-            wanted, hint = _large_batches(start, windows, rate), _hint(value, start, windows, rate)
+            wanted = _large_batches(start, windows, rate)
+            hint = _hint(value, start, windows, rate)
             require_close(value, wanted, f"after {number}{calls} w", hint, rtol=1e-8)
-            require(np.array_equal(w, start), "your loop changes the array w that it is given: write w = w - ...")
+            require(
+                np.array_equal(w, start),
+                "your loop changes the array w that it is given: write w = w - ...",
+            )
 
     sizes = [[4, 4, 2], [4, 1], [3, 3, 3]]
     windows = _windows(9, sizes, weights=2)
     streamed = answer(np.ones(2), [_stream(window) for window in windows], 0.05)
     hint = "as if the loop kept micro-batches: only one fits in memory"
     wanted = _large_batches(np.ones(2), windows, 0.05)
-    require_close(streamed, wanted, "when each micro-batch overwrites the one before, w", hint, rtol=1e-8)
+    require_close(
+        streamed, wanted, "when each micro-batch overwrites the one before, w", hint, rtol=1e-8
+    )
 
 
 # (seed, examples of each micro-batch of each window, rate)
@@ -214,7 +270,8 @@ def _windows(seed: int, sizes: list[list[int]], weights: int) -> list:
 
 
 def _large_batches(w: np.ndarray, windows: list, rate: float) -> np.ndarray:
-    """The weights after an update from each window as one batch: the reference, in which nothing accumulates."""
+    """The weights after an update from each window as one batch: the reference, in which nothing
+    accumulates."""
     for window in windows:
         x, y = (np.concatenate(column) for column in zip(*window))
         w = w - rate * 2 / len(x) * x.T @ (x @ w - y)
@@ -224,10 +281,13 @@ def _large_batches(w: np.ndarray, windows: list, rate: float) -> np.ndarray:
 def _stream(window: list) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """The micro-batches one by one, in two buffers that the next one overwrites."""
     most = max(len(x) for x, _ in window)
-    all_x, all_y = np.empty([most, window[0][0].shape[1]]), np.empty(most)
+    all_x = np.empty([most, window[0][0].shape[1]])
+    all_y = np.empty(most)
     for x, y in window:
-        all_x[...], all_y[...] = np.nan, np.nan
-        all_x[: len(x)], all_y[: len(x)] = x, y
+        all_x[...] = np.nan
+        all_y[...] = np.nan
+        all_x[: len(x)] = x
+        all_y[: len(x)] = y
         yield all_x[: len(x)], all_y[: len(x)]
 
 
@@ -248,7 +308,8 @@ def _train(
         size: a function (inputs) -> the weight of a micro-batch.
         divisor: a function (window, sum of the weights) -> what the sum is divided by.
     """
-    total, weight = np.zeros_like(w), 0
+    total = np.zeros_like(w)
+    weight = 0
     for window in windows:
         total = total if "total" in kept else np.zeros_like(w)
         weight = weight if "weight" in kept else 0
@@ -261,13 +322,25 @@ def _train(
 
 # hint: the training that it is for
 _BUGS: dict[str, Callable] = {
-    "and after one window it is right. What does the second window begin with?": partial(_train, kept="total"),
+    "and after one window it is right. What does the second window begin with?": partial(
+        _train, kept="total"
+    ),
     "as if the weight of earlier windows were still there": partial(_train, kept="weight"),
-    "as if each window went on with the mean of those before": partial(_train, kept="total and weight"),
-    "as if all micro-batches counted the same: weight each one by its examples": partial(_train, size=lambda x: 1),
-    "as if mean gradients were added and not divided": partial(_train, size=lambda x: 1, divisor=lambda *window: 1),
-    "as if the sum over the examples were applied: divide it": partial(_train, divisor=lambda *window: 1),
-    "as if the sum were divided by the number of micro-batches": partial(_train, divisor=lambda parts, _: len(parts)),
+    "as if each window went on with the mean of those before": partial(
+        _train, kept="total and weight"
+    ),
+    "as if all micro-batches counted the same: weight each one by its examples": partial(
+        _train, size=lambda x: 1
+    ),
+    "as if mean gradients were added and not divided": partial(
+        _train, size=lambda x: 1, divisor=lambda *window: 1
+    ),
+    "as if the sum over the examples were applied: divide it": partial(
+        _train, divisor=lambda *window: 1
+    ),
+    "as if the sum were divided by the number of micro-batches": partial(
+        _train, divisor=lambda parts, _: len(parts)
+    ),
     "as if only the last micro-batch of a window counted: zero once for each window": (
         lambda w, windows, rate: _train(w, [window[-1:] for window in windows], rate)
     ),
@@ -284,7 +357,9 @@ def _hint(value: Any, start: np.ndarray, windows: list, rate: float) -> str:
     """What is wrong with the weights that a student's loop returned."""
     for hint, train in _BUGS.items():
         wrong = train(start, windows, rate)
-        if np.shape(value) == wrong.shape and np.allclose(np.asarray(value, np.float64), wrong, rtol=1e-8):
+        if np.shape(value) == wrong.shape and np.allclose(
+            np.asarray(value, np.float64), wrong, rtol=1e-8
+        ):
             return hint
     sizes = [[len(x) for x, _ in window] for window in windows]
     return f"and should not be. The examples of the micro-batches of each window: {sizes}"

@@ -9,24 +9,42 @@ from gradlab.lab.exercises import exercise, require, require_close
 
 @exercise
 def gradients_in_between(answer: Any) -> None:
-    """A function: (a, b), arrays of n numbers -> the gradients of mean((a - mean(b)) ** 2) by a and by b."""
+    """A function: (a, b), arrays of n numbers -> the gradients of mean((a - mean(b)) ** 2) by a and
+    by b."""
     value = answer(np.array([1.0, 3.0]), np.array([0.0, 2.0]))
     require(value is not None and value is not ..., "the function returns nothing yet")
-    require(isinstance(value, tuple | list) and len(value) == 2, "return two arrays: the gradients by a and by b")
+    require(
+        isinstance(value, tuple | list) and len(value) == 2,
+        "return two arrays: the gradients by a and by b",
+    )
     by_a, by_b = (np.asarray(each, np.float64) for each in value)
-    require(not np.allclose(by_a, [0, 4]), "the gradient with respect to a was not divided by n: the loss is a mean")
+    require(
+        not np.allclose(by_a, [0, 4]),
+        "the gradient with respect to a was not divided by n: the loss is a mean",
+    )
     require(not np.allclose(by_a, [0, 1]), "a factor of 2 is missing: the derivative of a square")
-    require_close(by_a, [0, 2], "the gradient with respect to a of the example", "and should be [0, 2]")
-    require(not np.allclose(by_b, [1, 1]), "the sign of the gradient with respect to b is wrong: b is subtracted")
+    require_close(
+        by_a, [0, 2], "the gradient with respect to a of the example", "and should be [0, 2]"
+    )
+    require(
+        not np.allclose(by_b, [1, 1]),
+        "the sign of the gradient with respect to b is wrong: b is subtracted",
+    )
     require(not np.allclose(by_b, [0, -2]), "every b is in every square, through the mean of b")
     require(not np.allclose(by_b, [-2, -2]), "mean(b) contains each b only with the factor 1/n")
-    require_close(by_b, [-1, -1], "the gradient with respect to b of the example", "and should be [-1, -1]")
+    require_close(
+        by_b, [-1, -1], "the gradient with respect to b of the example", "and should be [-1, -1]"
+    )
     generator = np.random.default_rng(0)
     a, b = generator.normal(size=[2, 7])
     by_a, by_b = answer(a.copy(), b.copy())
-    require_close(by_a, 2 * (a - b.mean()) / 7, "the gradient with respect to a of seven random numbers")
     require_close(
-        by_b, np.full(7, -2 * (a.mean() - b.mean()) / 7), "the gradient with respect to b of seven random numbers"
+        by_a, 2 * (a - b.mean()) / 7, "the gradient with respect to a of seven random numbers"
+    )
+    require_close(
+        by_b,
+        np.full(7, -2 * (a.mean() - b.mean()) / 7),
+        "the gradient with respect to b of seven random numbers",
     )
 
 
@@ -42,23 +60,30 @@ def bytes_between(answer: Any) -> None:
     }
     for number, hint in hints.items():
         require(value is None or value is ... or np.shape(value) != () or value != number, hint)
-    require_close(value, 65_536, "for 128 images, 2 views and 32 numbers the memory", "and should be 65,536")
-    require_close(answer(1000, 3, 512), 12_288_000, "for 1,000 images, 3 views and 512 numbers the memory")
+    require_close(
+        value, 65_536, "for 128 images, 2 views and 32 numbers the memory", "and should be 65,536"
+    )
+    require_close(
+        answer(1000, 3, 512), 12_288_000, "for 1,000 images, 3 views and 512 numbers the memory"
+    )
 
 
 @exercise
 def can_be_accumulated(answer: Any) -> None:
-    """A dictionary: loss -> whether it can be accumulated. The hint says how many are right, but not which ones."""
+    """A dictionary: loss -> whether it can be accumulated. The hint says how many are right, but
+    not which ones."""
     wanted = {"mse": True, "correlation": False, "weighted": True, "f1": False, "max": False}
     require(
         isinstance(answer, dict) and set(answer) == set(wanted),
         f"answer a dictionary with the keys {', '.join(wanted)}",
     )
     require(
-        all(isinstance(value, bool) for value in answer.values()), "answer True or False for each of the five losses"
+        all(isinstance(value, bool) for value in answer.values()),
+        "answer True or False for each of the five losses",
     )
     right = sum(answer[name] == value for name, value in wanted.items())
     require(
         right == len(wanted),
-        f"{right} of 5 are right. Ask of each: does the loss of one example depend on the other examples?",
+        f"{right} of 5 are right. Ask of each: does the loss of one example depend on the other "
+        "examples?",
     )

@@ -1,8 +1,10 @@
-"""What an experiment may choose from, and what must be known of each before anything is built, without TensorFlow."""
+"""What an experiment may choose from, and what must be known of each before anything is built,
+without TensorFlow."""
 
 from gradlab import _checks
 
-STATIC_GRAPHS = ("towers", "placeholders", "variables")  # the methods that can split their work over several towers
+# The methods that can split their work over several towers
+STATIC_GRAPHS = ("towers", "placeholders", "variables")
 METHODS = ("large_batch", *STATIC_GRAPHS, "microbatched")
 MODELS = ("lenet", "dense", "vgg")
 SEVERAL_SEEDS = ("dense",)  # the models whose seeds can be trained in one computation
@@ -18,4 +20,6 @@ def check_towers(method: str, towers: int) -> None:
     """Raises ValueError unless the method can use this number of towers."""
     _checks.positive_integer("towers", towers)
     if towers > 1 and not takes_towers(method):
-        raise ValueError(f'towers must be 1 for method "{method}", which runs on one device. Received: {towers}')
+        raise ValueError(
+            f'towers must be 1 for method "{method}", which runs on one device. Received: {towers}'
+        )

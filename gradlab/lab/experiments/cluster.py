@@ -1,4 +1,5 @@
-"""A Dask cluster by its scheduler's address. Importing this module imports neither Dask nor TensorFlow."""
+"""A Dask cluster by its scheduler's address. Importing this module imports neither Dask nor
+TensorFlow."""
 
 import contextlib
 import functools
@@ -6,7 +7,8 @@ import os
 import threading
 from typing import Any
 
-DASK = "GRADLAB_DASK"  # the environment variable with the address of a scheduler, for labs without an executor
+# The environment variable with the address of a scheduler, for labs without an executor
+DASK = "GRADLAB_DASK"
 SECONDS = 10.0  # in which a scheduler must answer
 
 
@@ -18,7 +20,9 @@ class Cluster:
     """
 
     def __init__(self, address: str):
-        self._address, self._lock, self._client = address, threading.Lock(), None
+        self._address = address
+        self._lock = threading.Lock()
+        self._client = None
 
     @property
     def listen(self) -> str:
@@ -45,7 +49,8 @@ class Cluster:
                     self._client = Client(self._address, timeout=SECONDS, set_as_default=False)
                 except (OSError, ValueError) as error:
                     raise ConnectionError(
-                        f"there must be a Dask scheduler at {self._address}: it does not answer. Received: {error}"
+                        f"there must be a Dask scheduler at {self._address}: it does not answer. "
+                        f"Received: {error}"
                     ) from error
             return self._client
 

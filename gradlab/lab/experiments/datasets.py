@@ -24,8 +24,10 @@ class Dataset:
 
     Attributes:
         name: "mnist", "fashion_mnist" or "cifar10".
-        train_images, validation_images, test_images: float32 from 0 to 1, shape (examples, height, width, channels).
-        train_labels, validation_labels, test_labels: the classes, int32 from 0 to 9, shape (examples,).
+        train_images, validation_images, test_images: float32 from 0 to 1, shape (examples, height,
+            width, channels).
+        train_labels, validation_labels, test_labels: the classes, int32 from 0 to 9, shape
+            (examples,).
     """
 
     name: str
@@ -44,8 +46,8 @@ def load(name: str = "mnist") -> Dataset:
     The two most recently used data sets stay in memory, so loading one of them again is immediate.
 
     Args:
-        name: "mnist" is part of gradlab and needs no network. "fashion_mnist" and "cifar10" are downloaded by
-            keras.datasets the first time and kept in its cache.
+        name: "mnist" is part of gradlab and needs no network. "fashion_mnist" and "cifar10" are
+            downloaded by keras.datasets the first time and kept in its cache.
 
     Returns:
         A `Dataset` of read-only arrays.
@@ -60,9 +62,13 @@ def load(name: str = "mnist") -> Dataset:
         ((55000, 28, 28, 1), (10000,))
     """
     _checks.one_of("dataset", name, TRAINING_EXAMPLES)
-    train_images, train_labels, test_images, test_labels = _mnist() if name == "mnist" else _from_keras(name)
-    train_images, test_images = _as_unit_floats(train_images), _as_unit_floats(test_images)
-    train_labels, test_labels = _as_classes(train_labels), _as_classes(test_labels)
+    train_images, train_labels, test_images, test_labels = (
+        _mnist() if name == "mnist" else _from_keras(name)
+    )
+    train_images = _as_unit_floats(train_images)
+    test_images = _as_unit_floats(test_images)
+    train_labels = _as_classes(train_labels)
+    test_labels = _as_classes(test_labels)
     return Dataset(
         name,
         train_images[:-VALIDATION],
@@ -75,7 +81,8 @@ def load(name: str = "mnist") -> Dataset:
 
 
 def data_folder() -> pathlib.Path:
-    """The folder of gradlab's own data: gradlab/data in an installed package, data/ in a checkout."""
+    """The folder of gradlab's own data: gradlab/data in an installed package, data/ in a
+    checkout."""
     inside = _PACKAGE / "data"
     return inside if inside.is_dir() else _PACKAGE.parent / "data"
 
@@ -97,18 +104,23 @@ def read_verified(path: pathlib.Path) -> bytes:
     listed = path.with_name("checksums.txt")
     for file in (path, listed):
         if not file.is_file():
-            raise FileNotFoundError(f"gradlab's data file {file.name} is missing from {file.parent}; {remedy}")
-    known: dict[str, str] = dict(line.split()[::-1] for line in listed.read_text().splitlines() if line.strip())
+            raise FileNotFoundError(
+                f"gradlab's data file {file.name} is missing from {file.parent}; {remedy}"
+            )
+    known: dict[str, str] = dict(
+        line.split()[::-1] for line in listed.read_text().splitlines() if line.strip()
+    )
     if path.name not in known:
         raise ValueError(
-            f"{path.name} must be listed in {listed.name}. Received: {', '.join(known) or 'an empty list'}"
+            f"{path.name} must be listed in {listed.name}. Received: "
+            f"{', '.join(known) or 'an empty list'}"
         )
     content = path.read_bytes()
     found = hashlib.sha256(content).hexdigest()
     if found != known[path.name]:
         raise ValueError(
-            f"{path.name} must have the SHA-256 {known[path.name]} (it is truncated or altered; {remedy}). "
-            f"Received: {found}"
+            f"{path.name} must have the SHA-256 {known[path.name]} (it is truncated or altered; "
+            f"{remedy}). Received: {found}"
         )
     return content
 
@@ -123,10 +135,13 @@ def _from_keras(name: str) -> tuple[np.ndarray, ...]:
     import keras
 
     if threading.current_thread() is not threading.main_thread():
-        # The lab trains in threads, whose output JupyterLab shows as a fault. This setting holds for the thread alone.
+        # The lab trains in threads, whose output JupyterLab shows as a fault. This setting holds
+        # for the thread alone.
         keras.config.disable_interactive_logging()
     try:
-        (train_images, train_labels), (test_images, test_labels) = getattr(keras.datasets, name).load_data()
+        (train_images, train_labels), (test_images, test_labels) = getattr(
+            keras.datasets, name
+        ).load_data()
     except Exception as error:  # Keras raises a bare Exception when a download fails
         raise OSError(
             f'{name} must be downloaded the first time, and that failed; "mnist" needs no network. '

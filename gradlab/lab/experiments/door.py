@@ -1,4 +1,5 @@
-"""A door on this machine's network: it lets in who knows a key, and nobody who is silent keeps others out."""
+"""A door on this machine's network: it lets in who knows a key, and nobody who is silent keeps
+others out."""
 
 import contextlib
 import multiprocessing.connection
@@ -17,12 +18,13 @@ BACKLOG = 64
 class Door:
     """Listens on a free port. Each caller has a thread of its own, which begins with the key.
 
-    `multiprocessing.connection.Listener` with a key waits for one caller at a time, so one that connects and says
-    nothing would keep all others out.
+    `multiprocessing.connection.Listener` with a key waits for one caller at a time, so one that
+    connects and says nothing would keep all others out.
 
     Args:
         host: this machine's address as callers see it.
-        enter: called with the connection of each caller that knows the key, on its thread. It closes the connection.
+        enter: called with the connection of each caller that knows the key, on its thread. It
+            closes the connection.
         name: the name of the threads.
 
     Attributes:
@@ -31,11 +33,14 @@ class Door:
     """
 
     def __init__(self, host: str, enter: Callable[[Connection], object], name: str):
-        self.key, self._enter, self._name = secrets.token_bytes(32), enter, name
+        self.key = secrets.token_bytes(32)
+        self._enter = enter
+        self._name = name
         self._listener = multiprocessing.connection.Listener((host, 0), backlog=BACKLOG)
         self.address: Any = self._listener.address
         self._is_closed = False
-        self._outside: dict[Connection, threading.Thread] = {}  # callers who have not shown yet that they know the key
+        # Callers who have not shown yet that they know the key
+        self._outside: dict[Connection, threading.Thread] = {}
         self._thread = self._start(self._accept)
 
     def close(self) -> None:
@@ -82,5 +87,8 @@ class Door:
 
 def _hang_up(line: Connection) -> None:
     """Ends a connection from which another thread reads, which then gets the end of the file."""
-    with contextlib.suppress(OSError, ValueError), socket.socket(fileno=os.dup(line.fileno())) as end:
+    with (
+        contextlib.suppress(OSError, ValueError),
+        socket.socket(fileno=os.dup(line.fileno())) as end,
+    ):
         end.shutdown(socket.SHUT_RDWR)

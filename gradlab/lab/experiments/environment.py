@@ -1,4 +1,5 @@
-"""The environment of a training, which a result keeps beside its numbers: versions, device, processor, commit."""
+"""The environment of a training, which a result keeps beside its numbers: versions, device,
+processor, commit."""
 
 import contextlib
 import datetime
@@ -35,7 +36,8 @@ def _fixed() -> dict[str, Any]:
 
 
 def device() -> str:
-    """Return the name of the device that TensorFlow computes on: that of the first GPU, or "CPU"."""
+    """Return the name of the device that TensorFlow computes on: that of the first GPU, or
+    "CPU"."""
     import tensorflow as tf
 
     for gpu in tf.config.list_physical_devices("GPU"):
@@ -52,13 +54,16 @@ def _processor() -> str:
 
 
 def _commit() -> str | None:
-    """Return the commit of the checkout, with a plus sign if files differ from it; None outside a checkout."""
+    """Return the commit of the checkout, with a plus sign if files differ from it; None outside a
+    checkout."""
     root = pathlib.Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return None
 
     def git(*arguments: str) -> str:
-        return subprocess.run(["git", "-C", root, *arguments], capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            ["git", "-C", root, *arguments], capture_output=True, text=True, check=True
+        ).stdout
 
     try:
         changed = git("status", "--porcelain", "--untracked-files=no").strip()

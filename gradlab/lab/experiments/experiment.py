@@ -1,4 +1,5 @@
-"""The description of an experiment: what to train and how. Checked when it is made; converts to and from JSON."""
+"""The description of an experiment: what to train and how. Checked when it is made; converts to and
+from JSON."""
 
 import json
 from collections.abc import Mapping
@@ -18,19 +19,24 @@ class Experiment:
     Attributes:
         dataset: "mnist", "fashion_mnist" or "cifar10".
         model: "lenet", "dense" or "vgg".
-        method: how an update is computed: "large_batch", "towers", "placeholders", "variables" or "microbatched".
+        method: how an update is computed: "large_batch", "towers", "placeholders", "variables" or
+            "microbatched".
         microbatch_size: b, the examples of one forward and backward pass.
         accumulation_steps: k, the micro-batches of one update (on each tower).
-        towers: T, the copies of the computation; more than 1 only for "towers", "placeholders" and "variables".
-        updates: the budget as a number of optimizer steps. An experiment has one budget; the default is 1000 updates.
-        examples: the budget as a number of training examples. An example counts each time it is used. The last window
-            is cut so that the budget is met exactly.
+        towers: T, the copies of the computation; more than 1 only for "towers", "placeholders" and
+            "variables".
+        updates: the budget as a number of optimizer steps. An experiment has one budget; the
+            default is 1000 updates.
+        examples: the budget as a number of training examples. An example counts each time it is
+            used. The last window is cut so that the budget is met exactly.
         seconds: the budget as a training time. Measuring the test accuracy does not count.
-        seeds: the number of trainings, with the seeds 0, 1, 2 and so on; or the seeds themselves, such as (3, 5).
+        seeds: the number of trainings, with the seeds 0, 1, 2 and so on; or the seeds themselves,
+            such as (3, 5).
         optimizer: "sgd", "momentum", "adam" or "adamw".
         learning_rate: the learning rate of every update.
-        eval_every: the test accuracy is measured each time this number of updates has been made, and after the last
-            update. None: ten times, evenly distributed over the budget, and after the last update.
+        eval_every: the test accuracy is measured each time this number of updates has been made,
+            and after the last update. None: ten times, evenly distributed over the budget, and
+            after the last update.
 
     Example:
         >>> Experiment(microbatch_size=20, accumulation_steps=5).effective_batch
@@ -73,9 +79,9 @@ class Experiment:
         examples = datasets.TRAINING_EXAMPLES[self.dataset]
         if self.effective_batch > examples:
             raise ValueError(
-                f"towers * accumulation_steps * microbatch_size must be at most the {examples} training examples of "
-                f"{self.dataset}. Received: {self.towers} * {self.accumulation_steps} * {self.microbatch_size} = "
-                f"{self.effective_batch}"
+                f"towers * accumulation_steps * microbatch_size must be at most the {examples} "
+                f"training examples of {self.dataset}. Received: {self.towers} * "
+                f"{self.accumulation_steps} * {self.microbatch_size} = {self.effective_batch}"
             )
 
     def _check_budget(self) -> None:
@@ -83,11 +89,16 @@ class Experiment:
         given = {name: value for name, value in budgets.items() if value is not None}
         if len(given) > 1:
             received = ", ".join(f"{name}={value!r}" for name, value in given.items())
-            raise ValueError(f"an experiment must have one budget: updates, examples or seconds. Received: {received}")
+            raise ValueError(
+                "an experiment must have one budget: updates, examples or seconds. Received: "
+                f"{received}"
+            )
         if not given:
             object.__setattr__(self, "updates", UPDATES)
         for name, value in given.items():
-            (_checks.positive_number if name == "seconds" else _checks.positive_integer)(name, value)
+            (_checks.positive_number if name == "seconds" else _checks.positive_integer)(
+                name, value
+            )
 
     @property
     def effective_batch(self) -> int:
@@ -109,7 +120,8 @@ class Experiment:
 
     @classmethod
     def from_json(cls, text: str) -> "Experiment":
-        """Make the experiment that a JSON object describes. Missing fields have their default values.
+        """Make the experiment that a JSON object describes. Missing fields have their default
+        values.
 
         Raises:
             ValueError: the text is not a JSON object, a field is unknown, or a value is invalid.
@@ -117,7 +129,9 @@ class Experiment:
         try:
             values = json.loads(text)
         except json.JSONDecodeError as error:
-            raise ValueError(f"an experiment must be a JSON object ({error}). Received: {_short(text)}") from None
+            raise ValueError(
+                f"an experiment must be a JSON object ({error}). Received: {_short(text)}"
+            ) from None
         if not isinstance(values, dict):
             raise ValueError(f"an experiment must be a JSON object. Received: {_short(text)}")
         return cls.from_fields(values)
@@ -142,7 +156,8 @@ def _normal_seeds(seeds: Any) -> int | tuple[int, ...]:
             _checks.natural_number("a seed", seed)
         if not seeds or len(set(seeds)) < len(seeds):
             raise ValueError(
-                f"seeds must be the number of seeds, or at least one seed, all different. Received: {seeds!r}"
+                "seeds must be the number of seeds, or at least one seed, all different. "
+                f"Received: {seeds!r}"
             )
         seeds = tuple(int(seed) for seed in seeds)
         return len(seeds) if seeds == tuple(range(len(seeds))) else seeds

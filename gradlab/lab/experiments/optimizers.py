@@ -1,6 +1,7 @@
 """The optimizers of the experiments, once for tf.compat.v1 static graphs and once for TensorFlow 2.
 
-Both versions clip, decay the weights and make their step once per update, with the mean gradients of the window.
+Both versions clip, decay the weights and make their step once per update, with the mean gradients
+of the window.
 """
 
 from collections.abc import Callable
@@ -26,9 +27,10 @@ class OptimizerConfig:
         name: "sgd", "momentum", "adam" or "adamw".
         momentum: the momentum of "momentum".
         beta_1, beta_2, epsilon: the parameters of "adam" and "adamw" (Kingma and Ba 2015).
-        weight_decay: the weight decay of "adamw": each update first subtracts learning rate * weight_decay * weight
-            from each weight (Loshchilov and Hutter 2019).
-        clip_norm: the largest global norm of the gradients; larger gradients are scaled down to it. None: no clipping.
+        weight_decay: the weight decay of "adamw": each update first subtracts learning rate *
+            weight_decay * weight from each weight (Loshchilov and Hutter 2019).
+        clip_norm: the largest global norm of the gradients; larger gradients are scaled down to it.
+            None: no clipping.
     """
 
     name: str = "adam"
@@ -46,7 +48,8 @@ class OptimizerConfig:
 
 
 def keras_optimizer(config: OptimizerConfig) -> "keras.Optimizer":
-    """A Keras optimizer with these settings. Its learning rate is 0 until it is set, before each update."""
+    """A Keras optimizer with these settings. Its learning rate is 0 until it is set, before each
+    update."""
     import keras
 
     common: dict[str, Any] = {"learning_rate": 0.0, "global_clipnorm": config.clip_norm}
@@ -64,7 +67,8 @@ def static_graph_optimizer(config: OptimizerConfig) -> Callable:
     """A function (learning rate tensor) -> tf.compat.v1.train.Optimizer with these settings."""
 
     def exact(value):
-        # tf.compat.v1 rounds Python numbers to float32. It casts float64 tensors directly to the variable's type.
+        # tf.compat.v1 rounds Python numbers to float32. It casts float64 tensors directly to the
+        # variable's type.
         return lambda: tf.constant(value, tf.float64)
 
     def build(learning_rate):
@@ -85,12 +89,14 @@ def static_graph_optimizer(config: OptimizerConfig) -> Callable:
 class _KerasMomentum(tf.compat.v1.train.MomentumOptimizer):
     """Momentum as in Keras: velocity = momentum * velocity - rate * gradient; weight += velocity.
 
-    In tf.compat.v1 the velocity does not include the rate. The two agree until the rate changes, as in a schedule.
+    In tf.compat.v1 the velocity does not include the rate. The two agree until the rate changes, as
+    in a schedule.
     """
 
     def __init__(self, learning_rate: tf.Tensor, momentum: Callable[[], tf.Tensor]):
         super().__init__(learning_rate, momentum)
-        self._rate, self._keep = learning_rate, momentum
+        self._rate = learning_rate
+        self._keep = momentum
 
     def _resource_apply_dense(self, grad, var):
         return tf.raw_ops.ResourceApplyKerasMomentum(
@@ -103,11 +109,14 @@ class _KerasMomentum(tf.compat.v1.train.MomentumOptimizer):
 
 
 class _ClipAndDecay:
-    """A tf.compat.v1 optimizer that clips by the global norm and decays the weights before applying gradients."""
+    """A tf.compat.v1 optimizer that clips by the global norm and decays the weights before applying
+    gradients."""
 
     def __init__(self, inner, learning_rate, weight_decay, clip_norm):
-        self._inner, self._learning_rate = inner, learning_rate
-        self._weight_decay, self._clip_norm = weight_decay, clip_norm
+        self._inner = inner
+        self._learning_rate = learning_rate
+        self._weight_decay = weight_decay
+        self._clip_norm = clip_norm
 
     def compute_gradients(self, loss, variables):
         return self._inner.compute_gradients(loss, variables)
@@ -116,12 +125,19 @@ class _ClipAndDecay:
         gradients, variables = zip(*grads_and_vars)
         if self._clip_norm is not None:
             gradients, _ = tf.clip_by_global_norm(gradients, self._clip_norm)
-        reached = [variable for gradient, variable in zip(gradients, variables) if gradient is not None]
+        reached = [
+            variable for gradient, variable in zip(gradients, variables) if gradient is not None
+        ]
         decays = []
         if self._weight_decay:
             # The gradients must be computed before the weights decay.
-            with tf.control_dependencies([gradient for gradient in gradients if gradient is not None]):
+            with tf.control_dependencies(
+                [gradient for gradient in gradients if gradient is not None]
+            ):
                 rate = self._learning_rate * self._weight_decay
-                decays = [variable.assign_sub(variable * tf.cast(rate, variable.dtype)) for variable in reached]
+                decays = [
+                    variable.assign_sub(variable * tf.cast(rate, variable.dtype))
+                    for variable in reached
+                ]
         with tf.control_dependencies(decays):
             return self._inner.apply_gradients(list(zip(gradients, variables)), global_step, name)

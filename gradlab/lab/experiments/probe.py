@@ -1,4 +1,5 @@
-"""The probe: how losses and gradients of micro-batches scatter around those of the full data, at fixed weights."""
+"""The probe: how losses and gradients of micro-batches scatter around those of the full data, at
+fixed weights."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,10 +21,12 @@ class Probe:
     Attributes:
         losses: the mean loss of each micro-batch in nats, shape (windows, k).
         variance: the mean squared distance between a micro-batch's gradient and the full data's.
-        window_variance: the mean squared distance between a window's mean gradient and the full data's.
-        cosines: the cosine of the angle between each micro-batch's gradient and the full data's, shape (windows, k).
-        window_cosines: the cosine of the angle between each window's mean gradient and the full data's, shape
-            (windows,).
+        window_variance: the mean squared distance between a window's mean gradient and the full
+            data's.
+        cosines: the cosine of the angle between each micro-batch's gradient and the full data's,
+            shape (windows, k).
+        window_cosines: the cosine of the angle between each window's mean gradient and the full
+            data's, shape (windows,).
         full_norm: the norm of the full data's gradient.
     """
 
@@ -41,14 +44,15 @@ class Probe:
 
 
 def probe(experiment: Experiment, seed: int = 0, after: int = 0, count: int = 32) -> Probe:
-    """Measures the noise of random micro-batches at the weights that a training has after some updates.
+    """Measures the noise of random micro-batches at the weights that a training has after some
+    updates.
 
-    The weights stay fixed during the measurement. With dropout each micro-batch draws its own masks, and the full
-    data's gradient is the mean over masks too.
+    The weights stay fixed during the measurement. With dropout each micro-batch draws its own
+    masks, and the full data's gradient is the mean over masks too.
 
     Args:
-        experiment: the model, the data, the micro-batch size and the accumulation steps, and how the updates before
-            the measurement are made.
+        experiment: the model, the data, the micro-batch size and the accumulation steps, and how
+            the updates before the measurement are made.
         seed: the seed of the training and of the measured micro-batches.
         after: the number of updates to train before the measurement.
         count: the number of windows to measure, 4 or more.
@@ -68,16 +72,26 @@ def probe(experiment: Experiment, seed: int = 0, after: int = 0, count: int = 32
 
     def look(rows, number):
         return gradient(
-            data.train_images[rows], data.train_labels[rows], np.array([seed + 1_000_003, number], np.int32)
+            data.train_images[rows],
+            data.train_labels[rows],
+            np.array([seed + 1_000_003, number], np.int32),
         )
 
     full = _full_gradient(look, len(data.train_labels))
-    steps, size = experiment.towers * experiment.accumulation_steps, experiment.microbatch_size
-    losses, cosines, window_cosines, variances, window_variances = [], [], [], [], []
+    steps = experiment.towers * experiment.accumulation_steps
+    size = experiment.microbatch_size
+    losses = []
+    cosines = []
+    window_cosines = []
+    variances = []
+    window_variances = []
     for window in range(count):
         # Drawn independently, because the law of noise is about independent micro-batches.
         rows = generator.integers(len(data.train_labels), size=[steps, size])
-        looks = [look(microbatch, 10_000 + window * steps + number) for number, microbatch in enumerate(rows)]
+        looks = [
+            look(microbatch, 10_000 + window * steps + number)
+            for number, microbatch in enumerate(rows)
+        ]
         gradients = np.array([each for _, each in looks])
         mean = gradients.mean(axis=0, keepdims=True)
         losses.append([loss for loss, _ in looks])
@@ -95,7 +109,9 @@ def probe(experiment: Experiment, seed: int = 0, after: int = 0, count: int = 32
     )
 
 
-def _weights_after(experiment: Experiment, model: models.Model, data: datasets.Dataset, seed: int, after: int) -> dict:
+def _weights_after(
+    experiment: Experiment, model: models.Model, data: datasets.Dataset, seed: int, after: int
+) -> dict:
     """The weights that the experiment's training of this seed has after this number of updates."""
     optimizer = optimizers.OptimizerConfig(experiment.optimizer)
     method = methods.build(experiment.method, model, optimizer, towers=experiment.towers)
@@ -104,13 +120,16 @@ def _weights_after(experiment: Experiment, model: models.Model, data: datasets.D
     budget = replace(experiment, updates=max(after, 1), examples=None, seconds=None)
     for _, rows in zip(range(after), window_rows(budget, seed)):
         batch = data.train_images[rows], data.train_labels[rows]
-        record = method.update(*batch, experiment.microbatch_size, experiment.learning_rate, dropout_seed=(seed, made))
+        record = method.update(
+            *batch, experiment.microbatch_size, experiment.learning_rate, dropout_seed=(seed, made)
+        )
         made += len(record.losses)
     return method.weights()
 
 
 def _gradient_function(model: models.Model, weights: dict) -> Callable:
-    """A function (images, labels, dropout seed) -> (mean loss, its gradient as one float64 vector)."""
+    """A function (images, labels, dropout seed) -> (mean loss, its gradient as one float64
+    vector)."""
     fixed = {name: tf.constant(value) for name, value in weights.items()}
 
     @tf.function(
@@ -137,7 +156,8 @@ def _gradient_function(model: models.Model, weights: dict) -> Callable:
 
 def _full_gradient(look: Callable, examples: int) -> np.ndarray:
     """The gradient of the mean loss over the whole training set, computed in blocks."""
-    total, block = np.zeros([]), 500
+    total = np.zeros([])
+    block = 500
     for number, start in enumerate(range(0, examples, block)):
         rows = np.arange(start, min(start + block, examples))
         total = total + len(rows) * look(rows, number)[1]

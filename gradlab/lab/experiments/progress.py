@@ -14,12 +14,13 @@ from gradlab.training.step import WindowRecord
 class Update(WindowRecord):
     """The record of one update of a training.
 
-    Losses and gradient norms are computed before the update. Losses are in nats; a micro-batch's weight is its number
-    of examples.
+    Losses and gradient norms are computed before the update. Losses are in nats; a micro-batch's
+    weight is its number of examples.
 
     Attributes:
         number: the number of the update, counted from 1.
-        accuracy: the share of test images classified correctly after the update, or None if it was not measured.
+        accuracy: the share of test images classified correctly after the update, or None if it was
+            not measured.
         seconds: the time of the update, without the time of measuring the accuracy.
         progress: the share of the budget that is used up; 1 after the last update.
     """
@@ -69,7 +70,8 @@ class Stop:
 
     @contextmanager
     def calling(self, cancel: Callable[[], None]) -> Iterator[None]:
-        """A context in which `set` calls a function. If the stop was requested before, the function is called at once.
+        """A context in which `set` calls a function. If the stop was requested before, the function
+        is called at once.
 
         Args:
             cancel: the function, usually `Method.cancel`.

@@ -17,8 +17,8 @@ from gradlab.measure.noise_scale import NoiseScale, gradient_noise_scale
 if TYPE_CHECKING:
     import pandas
 
-# The axes of each array. Where a seed had fewer updates than another, or an update fewer micro-batches, the missing
-# entries are NaN (0 in weights).
+# The axes of each array. Where a seed had fewer updates than another, or an update fewer
+# micro-batches, the missing entries are NaN (0 in weights).
 AXES = {
     "losses": ("seed", "update", "microbatch"),
     "weights": ("seed", "update", "microbatch"),
@@ -28,8 +28,8 @@ AXES = {
     "update_seconds": ("seed", "update"),
     "peak_memory_bytes": ("seed",),
 }
-# The attribute of `Update` that each array collects. == compares these arrays, except for the times, which no two runs
-# share.
+# The attribute of `Update` that each array collects. == compares these arrays, except for the
+# times, which no two runs share.
 COLLECTED = {
     "losses": "losses",
     "weights": "weights",
@@ -56,25 +56,26 @@ ENDINGS = ("finished", "diverged", "stopped")
 class Result:
     """The result of an experiment.
 
-    Two results are equal when the same experiment gave bitwise identical numbers. Times, memory and environments are
-    not compared.
+    Two results are equal when the same experiment gave bitwise identical numbers. Times, memory and
+    environments are not compared.
 
     Attributes:
         experiment: the experiment that was run.
         seeds: the seeds that were trained, in order.
-        endings: for each seed "finished", "diverged" (its last loss or gradient is not finite) or "stopped".
+        endings: for each seed "finished", "diverged" (its last loss or gradient is not finite) or
+            "stopped".
         losses: the mean loss of each micro-batch, in nats, shape (seed, update, micro-batch).
         weights: the number of examples in each micro-batch, 0 where there was none; same shape.
         gradient_norms: the norm of each micro-batch's gradient; same shape.
         window_gradient_norms: the norm of the window's mean gradient, shape (seed, update).
-        accuracies: the fraction of test images classified correctly after an update, shape (seed, update); NaN where it
-            was not measured.
-        update_seconds: the duration of each update, shape (seed, update). Seeds that were trained together have
-            the same values.
-        peak_memory_bytes: the most memory that the process held while a seed was trained (on a GPU: that TensorFlow
-            held there), shape (seed,); NaN where it cannot be read.
-        environments: for each seed a description of where it was trained: versions, device, processor, commit, date,
-            and how many seeds were trained together.
+        accuracies: the fraction of test images classified correctly after an update, shape (seed,
+            update); NaN where it was not measured.
+        update_seconds: the duration of each update, shape (seed, update). Seeds that were trained
+            together have the same values.
+        peak_memory_bytes: the most memory that the process held while a seed was trained (on a GPU:
+            that TensorFlow held there), shape (seed,); NaN where it cannot be read.
+        environments: for each seed a description of where it was trained: versions, device,
+            processor, commit, date, and how many seeds were trained together.
     """
 
     experiment: Experiment
@@ -99,12 +100,15 @@ class Result:
         peak_memory_bytes: float,
         environment: dict,
     ) -> "Result":
-        """Make the result of one seed from its updates. The arguments are the attributes of `Result` for that seed."""
+        """Make the result of one seed from its updates. The arguments are the attributes of
+        `Result` for that seed."""
         microbatches = max((len(update.losses) for update in updates), default=0)
         arrays = {}
         for name, attribute in COLLECTED.items():
             values = [getattr(update, attribute) for update in updates]
-            rows = _rows(values, microbatches, _filler(name)) if "microbatch" in AXES[name] else values
+            rows = (
+                _rows(values, microbatches, _filler(name)) if "microbatch" in AXES[name] else values
+            )
             arrays[name] = np.array([rows], np.float64)  # an accuracy of None becomes NaN
         return cls(
             experiment=experiment,
@@ -122,7 +126,9 @@ class Result:
         for name, axes in AXES.items():
             arrays = [getattr(result, name) for result in results]
             shape = [max(array.shape[axis] for array in arrays) for axis in range(1, len(axes))]
-            joined[name] = np.concatenate([_padded(array, shape, _filler(name)) for array in arrays])
+            joined[name] = np.concatenate(
+                [_padded(array, shape, _filler(name)) for array in arrays]
+            )
         for name in ("seeds", "endings", "environments"):
             joined[name] = tuple(value for result in results for value in getattr(result, name))
         return cls(experiment=experiment, **joined)
@@ -139,9 +145,12 @@ class Result:
 
     @property
     def window_losses(self) -> np.ndarray:
-        """The loss of each window: the large batch's loss, in nats, shape (seed, update); NaN where there was none."""
+        """The loss of each window: the large batch's loss, in nats, shape (seed, update); NaN where
+        there was none."""
         with np.errstate(invalid="ignore"):
-            return np.where(self.weights > 0, self.losses * self.weights, 0).sum(axis=2) / self.weights.sum(axis=2)
+            return np.where(self.weights > 0, self.losses * self.weights, 0).sum(
+                axis=2
+            ) / self.weights.sum(axis=2)
 
     @property
     def examples(self) -> np.ndarray:
@@ -151,7 +160,9 @@ class Result:
     @property
     def last_accuracies(self) -> np.ndarray:
         """The test accuracy after each seed's last update, shape (seed,)."""
-        return np.array([values[max(updates - 1, 0)] for values, updates in zip(self.accuracies, self.updates)])
+        return np.array(
+            [values[max(updates - 1, 0)] for values, updates in zip(self.accuracies, self.updates)]
+        )
 
     @property
     def best_accuracies(self) -> np.ndarray:
@@ -170,7 +181,11 @@ class Result:
         return [
             gradient_noise_scale(norms[:n], window_norms[:n], weights[:n], smoothing)
             for norms, window_norms, weights, n, ending in zip(
-                self.gradient_norms, self.window_gradient_norms, self.weights, self.updates, self.endings
+                self.gradient_norms,
+                self.window_gradient_norms,
+                self.weights,
+                self.updates,
+                self.endings,
             )
             if ending == "finished"
         ]
@@ -179,10 +194,10 @@ class Result:
         """Return the result in a few numbers that can be written as JSON.
 
         Returns:
-            A dictionary: "experiment" holds its fields and "endings" a list with one ending per seed.
-            "last_accuracy_percent", "best_accuracy_percent", "last_loss_nats" and "gradient_noise_scale_examples" are
-            [mean, standard deviation] over seeds, or None where there is no finite value.
-            "median_update_milliseconds" is a number.
+            A dictionary: "experiment" holds its fields and "endings" a list with one ending per
+            seed. "last_accuracy_percent", "best_accuracy_percent", "last_loss_nats" and
+            "gradient_noise_scale_examples" are [mean, standard deviation] over seeds, or None where
+            there is no finite value. "median_update_milliseconds" is a number.
         """
         scales = [scale.value for scale in self.noise_scale()] if self.losses.shape[2] > 1 else []
         return {
@@ -190,7 +205,9 @@ class Result:
             "endings": list(self.endings),
             "last_accuracy_percent": spread(100 * self.last_accuracies),
             "best_accuracy_percent": spread(100 * self.best_accuracies),
-            "last_loss_nats": spread([loss[max(n - 1, 0)] for loss, n in zip(self.window_losses, self.updates)]),
+            "last_loss_nats": spread(
+                [loss[max(n - 1, 0)] for loss, n in zip(self.window_losses, self.updates)]
+            ),
             "median_update_milliseconds": round(1000 * float(np.nanmedian(self.update_seconds)), 2),
             "gradient_noise_scale_examples": spread(scales),
         }
@@ -198,8 +215,8 @@ class Result:
     def to_frame(self) -> "pandas.DataFrame":
         """Return a pandas.DataFrame with one row for each (seed, update, micro-batch).
 
-        Updates are numbered from 1, micro-batches from 0. Values of a whole update or seed are repeated in each of its
-        rows.
+        Updates are numbered from 1, micro-batches from 0. Values of a whole update or seed are
+        repeated in each of its rows.
 
         Raises:
             ModuleNotFoundError: pandas is not installed.
@@ -211,31 +228,51 @@ class Result:
             raise ModuleNotFoundError(message, name=error.name) from None
 
         rows = np.nonzero(self.weights)
-        columns = {"seed": np.array(self.seeds, int)[rows[0]], "update": rows[1] + 1, "microbatch": rows[2]}
+        columns = {
+            "seed": np.array(self.seeds, int)[rows[0]],
+            "update": rows[1] + 1,
+            "microbatch": rows[2],
+        }
         for column, attribute in COLUMNS.items():
             array = getattr(self, attribute)
-            columns[column] = array[rows[: array.ndim]]  # the axes of every array are the first ones of `weights`
+            # The axes of every array are the first ones of `weights`
+            columns[column] = array[rows[: array.ndim]]
         return pandas.DataFrame(columns)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Result):
             return NotImplemented
-        same = (self.experiment, self.seeds, self.endings) == (other.experiment, other.seeds, other.endings)
-        pairs = [(getattr(self, name), getattr(other, name)) for name in COLLECTED if name != "update_seconds"]
-        return same and all(ours.shape == theirs.shape and ours.tobytes() == theirs.tobytes() for ours, theirs in pairs)
+        same = (self.experiment, self.seeds, self.endings) == (
+            other.experiment,
+            other.seeds,
+            other.endings,
+        )
+        pairs = [
+            (getattr(self, name), getattr(other, name))
+            for name in COLLECTED
+            if name != "update_seconds"
+        ]
+        return same and all(
+            ours.shape == theirs.shape and ours.tobytes() == theirs.tobytes()
+            for ours, theirs in pairs
+        )
 
     __hash__ = None  # type: ignore[assignment]  # arrays can be changed, so results cannot be keys
 
     def __repr__(self) -> str:
         e = self.experiment
-        counts = ", ".join(f"{self.endings.count(name)} {name}" for name in ENDINGS if name in self.endings)
+        counts = ", ".join(
+            f"{self.endings.count(name)} {name}" for name in ENDINGS if name in self.endings
+        )
         what = f"{e.method}, {e.model} on {e.dataset}, k = {e.accumulation_steps}, b = {e.microbatch_size}"
         return f"Result: {what}; {counts}"
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write the result to one file: a zip archive with result.json and one .npy file per array, without pickles.
+        """Write the result to one file: a zip archive with result.json and one .npy file per array,
+        without pickles.
 
-        The file appears only when it is complete. Until then, a file that was there before stays as it is.
+        The file appears only when it is complete. Until then, a file that was there before stays as
+        it is.
 
         Raises:
             OSError: the file could not be written; the message says which result was not saved.
@@ -250,7 +287,9 @@ class Result:
             result_file.write(path, description, {name: getattr(self, name) for name in AXES})
         except OSError as error:
             kept = "; the previous file is unchanged" if os.path.exists(path) else ""
-            raise OSError(error.errno, f"{self!r} was not saved ({error.strerror}){kept}", str(path)) from None
+            raise OSError(
+                error.errno, f"{self!r} was not saved ({error.strerror}){kept}", str(path)
+            ) from None
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Result":

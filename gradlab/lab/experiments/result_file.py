@@ -1,4 +1,5 @@
-"""The file format of results: a zip archive with one JSON description and one .npy file for each array.
+"""The file format of results: a zip archive with one JSON description and one .npy file for each
+array.
 
 The archive contains no pickles, so opening a file from someone else cannot run code.
 """
@@ -30,17 +31,25 @@ class UnreadableResult(ValueError):
     """
 
     def __init__(self, path: str | os.PathLike, reason: str) -> None:
-        super().__init__(f"a result must be an intact file that Result.save wrote. Received: {path}, {reason}")
-        self.path, self.reason = path, reason
+        super().__init__(
+            f"a result must be an intact file that Result.save wrote. Received: {path}, {reason}"
+        )
+        self.path = path
+        self.reason = reason
 
 
-def write(path: str | os.PathLike, description: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+def write(
+    path: str | os.PathLike, description: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+) -> None:
     """Write a description and arrays to one file, or leave the path as it was.
 
     Raises:
         OSError: the file could not be written.
     """
-    with replacing(pathlib.Path(path)) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+    with (
+        replacing(pathlib.Path(path)) as file,
+        zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive,
+    ):
         archive.writestr(DESCRIPTION, json.dumps({"format": FORMAT, **description}, indent=1))
         for name, array in arrays.items():
             content = io.BytesIO()
@@ -53,8 +62,8 @@ def read(path: str | os.PathLike, axes: Axes) -> tuple[dict[str, Any], dict[str,
 
     Args:
         path: the file.
-        axes: the names of the arrays and of their axes. Axes of the same name must have the same length, and the axis
-            "seed" must have one entry for each of the description's "seeds".
+        axes: the names of the arrays and of their axes. Axes of the same name must have the same
+            length, and the axis "seed" must have one entry for each of the description's "seeds".
 
     Raises:
         OSError: there is no such file, or it cannot be opened.
@@ -62,26 +71,34 @@ def read(path: str | os.PathLike, axes: Axes) -> tuple[dict[str, Any], dict[str,
     """
     content = pathlib.Path(path).read_bytes()
     if not content.startswith(b"PK"):  # every zip archive begins with these two bytes
-        raise UnreadableResult(path, "which is a file of another kind" if content else "which is empty")
+        raise UnreadableResult(
+            path, "which is a file of another kind" if content else "which is empty"
+        )
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             if DESCRIPTION not in archive.namelist():
                 raise UnreadableResult(path, "which is a file of another kind")
             description = json.loads(archive.read(DESCRIPTION))
             if description.pop("format") != FORMAT:
-                raise UnreadableResult(path, f"whose format is not the format {FORMAT} of this version of gradlab")
+                raise UnreadableResult(
+                    path, f"whose format is not the format {FORMAT} of this version of gradlab"
+                )
             arrays = {name: _array(archive.read(f"{name}.npy")) for name in axes}
         _check_shapes(arrays, axes, seeds=len(description["seeds"]))
     except UnreadableResult:
         raise
-    except Exception as error:  # zipfile, json and NumPy raise many types of errors for damaged content
-        raise UnreadableResult(path, f"which is damaged ({type(error).__name__}: {error})") from None
+    # Zipfile, json and NumPy raise many types of errors for damaged content
+    except Exception as error:
+        raise UnreadableResult(
+            path, f"which is damaged ({type(error).__name__}: {error})"
+        ) from None
     return description, arrays
 
 
 @contextlib.contextmanager
 def replacing(path: pathlib.Path) -> Iterator[BinaryIO]:
-    """Open a temporary file that replaces `path` when the block ends, and is deleted when the block fails.
+    """Open a temporary file that replaces `path` when the block ends, and is deleted when the block
+    fails.
 
     Other processes therefore see the old file or the whole new one, never a part.
     """
@@ -110,4 +127,6 @@ def _check_shapes(arrays: Mapping[str, np.ndarray], axes: Axes, seeds: int) -> N
             raise ValueError(f"{name} has the type {array.dtype} and {array.ndim} axes")
         for axis, size in zip(axes[name], array.shape):
             if sizes.setdefault(axis, size) != size:
-                raise ValueError(f"{name} has {size} entries along the axis {axis}, in place of {sizes[axis]}")
+                raise ValueError(
+                    f"{name} has {size} entries along the axis {axis}, in place of {sizes[axis]}"
+                )

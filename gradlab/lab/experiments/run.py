@@ -14,12 +14,14 @@ from gradlab.measure.memory import PeakMemory
 Progress = Callable[[int, Update], None]
 
 
-def run(experiment: Experiment, progress: Progress | None = None, stop: Stop | None = None) -> Result:
+def run(
+    experiment: Experiment, progress: Progress | None = None, stop: Stop | None = None
+) -> Result:
     """Train all seeds of an experiment.
 
-    The seeds of a dense model with a compiled method are trained together, in one computation. The seeds of any other
-    experiment are trained one after the other. On the same machine, and after `gradlab.setup` with a seed, the same
-    experiment gives bitwise identical numbers.
+    The seeds of a dense model with a compiled method are trained together, in one computation. The
+    seeds of any other experiment are trained one after the other. On the same machine, and after
+    `gradlab.setup` with a seed, the same experiment gives bitwise identical numbers.
 
     Args:
         experiment: the experiment to run.
@@ -27,10 +29,12 @@ def run(experiment: Experiment, progress: Progress | None = None, stop: Stop | N
         stop: the run ends within one micro-batch when this is set, from any thread.
 
     Returns:
-        A `Result`. After a stop it holds the seeds that had started; the ending of the last one is "stopped".
+        A `Result`. After a stop it holds the seeds that had started; the ending of the last one is
+        "stopped".
 
     Raises:
-        ValueError: `experiment` is not an `Experiment`, or needs more towers than there are devices.
+        ValueError: `experiment` is not an `Experiment`, or needs more towers than there are
+            devices.
 
     Example:
         >>> result = run(Experiment(model="dense", method="microbatched", updates=3, seeds=2))
@@ -51,7 +55,8 @@ def run(experiment: Experiment, progress: Progress | None = None, stop: Stop | N
 def run_job(job: Experiment, progress: Progress | None = None, stop: Stop | None = None) -> Result:
     """Train one job: a single seed, or several seeds together. The arguments are those of `run`."""
     seeds = job.seed_numbers
-    memory, about = PeakMemory(), environment.describe() | {"seeds_together": len(seeds)}
+    memory = PeakMemory()
+    about = environment.describe() | {"seeds_together": len(seeds)}
     updates: dict[int, list[Update]] = {seed: [] for seed in seeds}
     for made in updates_of(job, stop):
         for seed, update in made:
@@ -59,12 +64,16 @@ def run_job(job: Experiment, progress: Progress | None = None, stop: Stop | None
             if progress is not None:
                 progress(seed, update)
     peak = memory.bytes()
-    results = [Result.of_updates(job, seed, made, ending(made), peak, about) for seed, made in updates.items()]
+    results = [
+        Result.of_updates(job, seed, made, ending(made), peak, about)
+        for seed, made in updates.items()
+    ]
     return Result.join(job, results)
 
 
 def updates_of(job: Experiment, stop: Stop | None = None) -> Iterator[list[tuple[int, Update]]]:
-    """Train one job, and yield after each update a list of (seed, update), with one entry for each seed in training."""
+    """Train one job, and yield after each update a list of (seed, update), with one entry for each
+    seed in training."""
     if len(job.seed_numbers) > 1:
         return train_together(job, stop)
     [seed] = job.seed_numbers

@@ -6,7 +6,8 @@ A worker opens a connection to the process of the lab, and sends the updates as 
     worker -> lab     what it computes on; then updates, several in a message where they are quick; then the end
     lab -> worker     "more" for each message that it has shown, or "stop"
 
-If either side is gone, the connection ends, and with it the training. Importing this module does not import TensorFlow.
+If either side is gone, the connection ends, and with it the training. Importing this module does
+not import TensorFlow.
 """
 
 import concurrent.futures
@@ -71,10 +72,13 @@ class Stream(Protocol):
 class Here:
     """Trains in this process."""
 
-    sentence, place = "", 0
+    sentence = ""
+    place = 0
 
     def __init__(self, experiment: Experiment, stop: Stop):
-        self._experiment, self._stop, self._memory = experiment, stop, PeakMemory()
+        self._experiment = experiment
+        self._stop = stop
+        self._memory = PeakMemory()
 
     @property
     def about(self) -> dict[str, Any]:
@@ -95,23 +99,28 @@ class Here:
 
 
 class There:
-    """Trains in a worker of an executor. If the worker is lost, the training begins again, once, on another.
+    """Trains in a worker of an executor. If the worker is lost, the training begins again, once, on
+    another.
 
-    The second worker computes the same updates again, and those that have been seen are not repeated.
+    The second worker computes the same updates again, and those that have been seen are not
+    repeated.
 
     Args:
         experiment: what to train.
         stop: ends the training when it is set.
-        executor: as for `gradlab.sweep`, or a Dask client. If it has a true attribute `reads_ahead`, the updates are
-            received as they come, whether or not the lab is paused.
+        executor: as for `gradlab.sweep`, or a Dask client. If it has a true attribute
+            `reads_ahead`, the updates are received as they come, whether or not the lab is paused.
     """
 
     def __init__(self, experiment: Experiment, stop: Stop, executor: Any):
-        self._experiment, self._stop, self._executor = experiment, stop, executor
+        self._experiment = experiment
+        self._stop = stop
+        self._executor = executor
         self._seen = 0
         self.about: dict[str, Any] = {}
         self.peak_bytes = float("nan")
-        self.sentence, self.place = "waiting for a worker", 0
+        self.sentence = "waiting for a worker"
+        self.place = 0
 
     def __iter__(self) -> Iterator[Made]:
         calls = _Calls(host_for(self._executor))
@@ -125,19 +134,27 @@ class There:
                 future.add_done_callback(calls.refuse)
             try:
                 for attempt in range(2):
-                    answered, self.place = self._answered(calls, future), 0
+                    answered = self._answered(calls, future)
+                    self.place = 0
                     if answered is None:
                         return
-                    self.sentence = "a worker was lost: another repeats the run, and goes on" if attempt else ""
+                    self.sentence = (
+                        "a worker was lost: another repeats the run, and goes on" if attempt else ""
+                    )
                     ended = yield from self._received(self._ahead(answered, future, calls.address))
                     if ended:
                         return
-                raise Failed("RuntimeError: two workers were lost, one after the other: press Run to try again", "")
+                raise Failed(
+                    "RuntimeError: two workers were lost, one after the other: press Run to try "
+                    "again",
+                    "",
+                )
             finally:
                 future.cancel()
 
     def _answered(self, calls: "_Calls", future: Any) -> Connection | None:
-        """The connection of a worker, as soon as one has the job; None if the run is stopped before."""
+        """The connection of a worker, as soon as one has the job; None if the run is stopped
+        before."""
         while not self._stop.is_set():
             with contextlib.suppress(queue.Empty):
                 return calls.accepted.get(timeout=QUEUE_SECONDS)
@@ -146,7 +163,8 @@ class There:
             self.place = place
             if future.done():
                 with contextlib.suppress(queue.Empty):
-                    return calls.accepted.get(timeout=1)  # a short training is over before its call is accepted
+                    # A short training is over before its call is accepted
+                    return calls.accepted.get(timeout=1)
                 if future.cancelled():
                     why = "the executor has cancelled it, as Dask does when it loses its scheduler: press Run again"
                     raise Failed(why, "")
@@ -160,12 +178,14 @@ class There:
         return line
 
     def _refused(self, address: Any, error: BaseException) -> "Failed":
-        """What to raise for the error of a job. The lab says it at once, also while it is paused."""
+        """What to raise for the error of a job. The lab says it at once, also while it is
+        paused."""
         self.sentence = _why(error, address)
         return Failed(self.sentence, "")
 
     def _received(self, line: "Connection | _Ahead") -> Generator[Made, None, bool]:
-        """The updates that come over a connection. Returns whether that was all, or the worker is lost."""
+        """The updates that come over a connection. Returns whether that was all, or the worker is
+        lost."""
         number = 0
         with line, contextlib.suppress(EOFError, OSError):
             while True:
@@ -211,7 +231,8 @@ class _Calls:
     def __init__(self, host: str):
         self.accepted = queue.Queue[Connection | None]()
         self._door = Door(host, self.accepted.put, "gradlab-calls")
-        self.address, self.key = self._door.address, self._door.key
+        self.address = self._door.address
+        self.key = self._door.key
 
     def __enter__(self) -> "_Calls":
         return self
@@ -220,7 +241,8 @@ class _Calls:
         self._door.close()
 
     def refuse(self, future: Any) -> None:
-        """Closes the connections that nobody has taken, if the job has failed: a paused lab takes none."""
+        """Closes the connections that nobody has taken, if the job has failed: a paused lab takes
+        none."""
         if future.exception() is None:
             return
         with contextlib.suppress(queue.Empty):
@@ -231,10 +253,11 @@ class _Calls:
 
 
 class _Ahead:
-    """A connection that is read ahead of the lab, so that a lab that is paused or slow holds no trainer.
+    """A connection that is read ahead of the lab, so that a lab that is paused or slow holds no
+    trainer.
 
-    It has those methods of a connection that `There` uses. What is read is kept, so only an executor that limits what
-    a run may hold asks for this.
+    It has those methods of a connection that `There` uses. What is read is kept, so only an
+    executor that limits what a run may hold asks for this.
 
     Args:
         line: the connection.
@@ -242,11 +265,16 @@ class _Ahead:
         refused: called with that error; returns what to raise.
     """
 
-    def __init__(self, line: Connection, future: Any, refused: Callable[[BaseException], Exception]):
-        self._line, self._future, self._refused = line, future, refused
+    def __init__(
+        self, line: Connection, future: Any, refused: Callable[[BaseException], Exception]
+    ):
+        self._line = line
+        self._future = future
+        self._refused = refused
         self._read = queue.SimpleQueue[Any]()
         self._next: Any = None
-        self._sending, self._is_closed = threading.Lock(), False
+        self._sending = threading.Lock()
+        self._is_closed = False
         threading.Thread(target=self._work, name="gradlab-ahead", daemon=True).start()
 
     def __enter__(self) -> "_Ahead":
@@ -264,7 +292,8 @@ class _Ahead:
 
     def recv(self) -> Any:
         """The next message, or the error that ends them."""
-        message, self._next = self._next, None
+        message = self._next
+        self._next = None
         if isinstance(message, Exception):
             raise message
         return message
@@ -305,12 +334,15 @@ def _why(error: BaseException | None, address: Any) -> str:
     if isinstance(error, ValueError):
         return str(error)  # a refusal
     lost = isinstance(error, concurrent.futures.BrokenExecutor)
-    advice = "the executor has lost a worker and takes no more jobs: make a new one. " if lost else ""
+    advice = (
+        "the executor has lost a worker and takes no more jobs: make a new one. " if lost else ""
+    )
     return f"{type(error).__name__}: {advice}{error}"
 
 
 def host_for(executor: Any) -> str:
-    """This machine's address as the workers see it. An executor whose workers are elsewhere has it in `listen`."""
+    """This machine's address as the workers see it. An executor whose workers are elsewhere has it
+    in `listen`."""
     if not hasattr(executor, "scheduler_info"):
         return getattr(executor, "listen", "127.0.0.1")
     from distributed.comm import get_address_host
@@ -319,7 +351,9 @@ def host_for(executor: Any) -> str:
     return get_ip(get_address_host(executor.scheduler.address))
 
 
-def train_and_send(address: tuple[str, int], key: bytes, experiment: str, setup: dict[str, Any] | None) -> None:
+def train_and_send(
+    address: tuple[str, int], key: bytes, experiment: str, setup: dict[str, Any] | None
+) -> None:
     """Trains an experiment in a worker, and sends its updates to the process that asked for it.
 
     Args:
@@ -332,7 +366,8 @@ def train_and_send(address: tuple[str, int], key: bytes, experiment: str, setup:
         line = multiprocessing.connection.Client(address, authkey=key)
     except (OSError, EOFError, multiprocessing.AuthenticationError):
         return  # the run was stopped before it began, and perhaps another one listens there now
-    stop, more = Stop(), threading.Semaphore(AHEAD)
+    stop = Stop()
+    more = threading.Semaphore(AHEAD)
 
     def listen() -> None:
         with contextlib.suppress(EOFError, OSError):
@@ -369,7 +404,8 @@ def _train(line: Connection, experiment: Experiment, stop: Stop, more: threading
                 return
         if waiting:
             line.send(("updates", (waiting, source.peak_bytes)))
-        waiting, sent = [], time.monotonic()
+        waiting = []
+        sent = time.monotonic()
 
     for made in source:
         waiting.append(made)

@@ -8,7 +8,8 @@ import numpy as np
 
 
 def spread(values: Sequence[float] | np.ndarray) -> list[float] | None:
-    """Return [mean, standard deviation] of the finite values, rounded to three decimals; None if there are none.
+    """Return [mean, standard deviation] of the finite values, rounded to three decimals; None if
+    there are none.
 
     >>> spread([1.0, 2.0, 3.0, float("nan")])
     [2.0, 1.0]
@@ -44,21 +45,28 @@ def text(summary: Mapping[str, Any]) -> str:
         f"last loss: {_plus_minus(summary['last_loss_nats'], several, 3, 'nats')}",
         f"median time per update: {summary['median_update_milliseconds']:,.2f} ms",
     ]
-    scale, several = summary["gradient_noise_scale_examples"], endings.count("finished") > 1
+    scale = summary["gradient_noise_scale_examples"]
+    several = endings.count("finished") > 1
     decimals = 0 if scale is None else _decimals(scale)
     lines.append(f"gradient noise scale: {_plus_minus(scale, several, decimals, 'examples')}")
     return "\n".join(f"    {line}" for line in lines)
 
 
-def _plus_minus(mean_and_deviation: Sequence[float] | None, several: bool, decimals: int, unit: str) -> str:
+def _plus_minus(
+    mean_and_deviation: Sequence[float] | None, several: bool, decimals: int, unit: str
+) -> str:
     if mean_and_deviation is None:
         return "not measured"
-    numbers = [f"{round(value, decimals):,.{max(0, decimals)}f}" for value in mean_and_deviation[: 1 + several]]
+    numbers = [
+        f"{round(value, decimals):,.{max(0, decimals)}f}"
+        for value in mean_and_deviation[: 1 + several]
+    ]
     return f"{' ± '.join(numbers)} {unit}"
 
 
 def _decimals(mean_and_deviation: Sequence[float]) -> int:
-    """Decimals that show two digits of the deviation (of the mean without one); negative for hundreds and more."""
+    """Decimals that show two digits of the deviation (of the mean without one); negative for
+    hundreds and more."""
     mean, deviation = map(abs, mean_and_deviation)
     smallest = deviation or mean
     return min(2, 1 - math.floor(math.log10(smallest))) if smallest else 0

@@ -23,27 +23,31 @@ def sweep(
     cache: str | os.PathLike | None = None,
     progress: bool = True,
 ) -> list[Result]:
-    """Run experiments and cache what is finished, so that an interrupted sweep continues where it stopped.
+    """Run experiments and cache what is finished, so that an interrupted sweep continues where it
+    stopped.
 
-    Each seed has its own file in the cache (seeds that are trained together share one), named by a hash of its
-    experiment and of the versions of gradlab and TensorFlow. A damaged file causes a warning, and its job is trained
-    again. Several sweeps may use one cache at the same time.
+    Each seed has its own file in the cache (seeds that are trained together share one), named by a
+    hash of its experiment and of the versions of gradlab and TensorFlow. A damaged file causes a
+    warning, and its job is trained again. Several sweeps may use one cache at the same time.
 
     Args:
         experiments: the experiments to run.
-        executor: runs the jobs: any concurrent.futures.Executor whose processes are spawned, such as `processes(4)`, or
-            a Dask client. Its workers call `gradlab.setup` with the arguments that this process called it with. None:
-            run in this process.
-        cache: the folder of the cache. None: $GRADLAB_CACHE, or .cache/gradlab in the home directory.
+        executor: runs the jobs: any concurrent.futures.Executor whose processes are spawned, such
+            as `processes(4)`, or a Dask client. Its workers call `gradlab.setup` with the arguments
+            that this process called it with. None: run in this process.
+        cache: the folder of the cache. None: $GRADLAB_CACHE, or .cache/gradlab in the home
+            directory.
         progress: whether to show a progress bar with the time left.
 
     Returns:
         A `Result` for each experiment, in order.
 
     Raises:
-        ValueError: an item of `experiments` is not an `Experiment`, or the executor forks its processes.
+        ValueError: an item of `experiments` is not an `Experiment`, or the executor forks its
+            processes.
         OSError: the folder of the cache cannot be created.
-        RuntimeError: some jobs failed; the message says which and why. The others ran and are cached.
+        RuntimeError: some jobs failed; the message says which and why. The others ran and are
+            cached.
     """
     experiments = list(experiments)
     for experiment in experiments:
@@ -58,9 +62,12 @@ def sweep(
         initial=len(results) - len(missing),
         disable=not progress,
         desc="runs",
-        bar_format="{desc}: {percentage:3.0f} %|{bar}| {n:.1f} of {total} [{elapsed}, {remaining} left]",
+        bar_format="{desc}: {percentage:3.0f} %|{bar}| {n:.1f} of {total} [{elapsed}, {remaining} "
+        "left]",
     ) as bar:
-        for job, outcome in _in_this_process(missing, bar) if executor is None else _on(executor, missing, bar):
+        for job, outcome in (
+            _in_this_process(missing, bar) if executor is None else _on(executor, missing, bar)
+        ):
             if isinstance(outcome, Result):
                 kept.write(outcome)
                 results[job] = outcome
@@ -69,17 +76,23 @@ def sweep(
     if failures:
         raise RuntimeError(_sentence(failures, len(results))) from next(iter(failures.values()))
     done = {job: result for job, result in results.items() if result is not None}
-    return [Result.join(experiment, [done[job] for job in jobs_of(experiment)]) for experiment in experiments]
+    return [
+        Result.join(experiment, [done[job] for job in jobs_of(experiment)])
+        for experiment in experiments
+    ]
 
 
 def processes(workers: int, **setup: Any) -> concurrent.futures.ProcessPoolExecutor:
-    """Make an executor for `sweep` and `AccumulationLab` that runs jobs in several processes on this machine.
+    """Make an executor for `sweep` and `AccumulationLab` that runs jobs in several processes on
+    this machine.
 
-    The processes are spawned, because TensorFlow does not work in a fork of a process that has started it.
+    The processes are spawned, because TensorFlow does not work in a fork of a process that has
+    started it.
 
     Args:
         workers: how many processes.
-        **setup: arguments of `gradlab.setup` for these processes. Without any, they get those of this process.
+        **setup: arguments of `gradlab.setup` for these processes. Without any, they get those of
+            this process.
 
     Raises:
         ValueError: `workers` is not a positive integer.
@@ -93,7 +106,8 @@ Outcomes = Iterator[tuple[Experiment, Result | BaseException]]
 
 
 def _in_this_process(jobs: Iterable[Experiment], bar: tqdm) -> Outcomes:
-    from gradlab.lab.experiments.run import run_job  # TensorFlow, which an executor's process can do without
+    # TensorFlow, which an executor's process can do without
+    from gradlab.lab.experiments.run import run_job
 
     for job in jobs:
         shown = 0.0
@@ -113,7 +127,9 @@ def _in_this_process(jobs: Iterable[Experiment], bar: tqdm) -> Outcomes:
 
 
 def _on(executor: concurrent.futures.Executor, jobs: Iterable[Experiment], bar: tqdm) -> Outcomes:
-    futures = {executor.submit(worker.work, job.to_json(), runtime.arguments()): job for job in jobs}
+    futures = {
+        executor.submit(worker.work, job.to_json(), runtime.arguments()): job for job in jobs
+    }
     try:
         for future in concurrent.futures.as_completed(futures):
             error = future.exception()
@@ -128,7 +144,7 @@ def _sentence(failures: Mapping[Experiment, BaseException], total: int) -> str:
     job, error = next(iter(failures.items()))
     more = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
     return (
-        f"{len(failures)} of {total} runs failed. The others are cached, and a new sweep trains only these again: "
-        f"{job.method} {job.accumulation_steps}x{job.microbatch_size}, seed {job.seed_numbers[0]}: "
-        f"{type(error).__name__}: {error}{more}"
+        f"{len(failures)} of {total} runs failed. The others are cached, and a new sweep trains "
+        f"only these again: {job.method} {job.accumulation_steps}x{job.microbatch_size}, seed "
+        f"{job.seed_numbers[0]}: {type(error).__name__}: {error}{more}"
     )

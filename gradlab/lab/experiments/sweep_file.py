@@ -28,7 +28,8 @@ def read(path: str | os.PathLike) -> list[Experiment]:
         path: the file, in the form that this module's docstring shows.
 
     Returns:
-        The experiments: the first [[run]] with every combination of [grid], then the second, and so on.
+        The experiments: the first [[run]] with every combination of [grid], then the second, and so
+        on.
 
     Raises:
         OSError: the file cannot be read.
@@ -40,16 +41,26 @@ def read(path: str | os.PathLike) -> list[Experiment]:
         raise ValueError(f"a sweep file must be TOML. Received: {path} ({error})") from None
     for name, table in tables.items():
         if name not in ("all", "run", "grid"):
-            raise ValueError(f"a sweep file may have the tables [all], [[run]] and [grid]. Received: {name}")
+            raise ValueError(
+                f"a sweep file may have the tables [all], [[run]] and [grid]. Received: {name}"
+            )
         of_run = isinstance(table, list) and all(isinstance(each, dict) for each in table)
         if not (of_run if name == "run" else isinstance(table, dict)):
             raise ValueError(
-                "a sweep file must have at most one table [all], one [grid], and [[run]] in double brackets. "
-                f"Received: {name} = {table!r}"
+                "a sweep file must have at most one table [all], one [grid], and [[run]] in "
+                f"double brackets. Received: {name} = {table!r}"
             )
-    shared, runs, grid = tables.get("all", {}), tables.get("run", [{}]), tables.get("grid", {})
+    shared = tables.get("all", {})
+    runs = tables.get("run", [{}])
+    grid = tables.get("grid", {})
     for name, values in grid.items():
         if not isinstance(values, list) or not values:
-            raise ValueError(f"[grid] must give each field a list of values. Received: {name} = {values!r}")
+            raise ValueError(
+                f"[grid] must give each field a list of values. Received: {name} = {values!r}"
+            )
     combinations = [dict(zip(grid, values)) for values in itertools.product(*grid.values())]
-    return [Experiment.from_fields(shared | run | combination) for run in runs for combination in combinations]
+    return [
+        Experiment.from_fields(shared | run | combination)
+        for run in runs
+        for combination in combinations
+    ]

@@ -22,8 +22,9 @@ from gradlab.training.step import WindowRecord
 def train(experiment: Experiment, seed: int = 0, stop: Stop | None = None) -> Iterator[Update]:
     """Trains one seed and yields each update when it is complete.
 
-    The training ends early if a loss or a gradient is no longer finite. The seed determines the initial weights, the
-    order of the examples and the dropout masks, so two experiments that differ only in the method use the same ones.
+    The training ends early if a loss or a gradient is no longer finite. The seed determines the
+    initial weights, the order of the examples and the dropout masks, so two experiments that differ
+    only in the method use the same ones.
 
     Args:
         experiment: what to train; its own seeds are ignored.
@@ -52,17 +53,20 @@ def train(experiment: Experiment, seed: int = 0, stop: Stop | None = None) -> It
                 except methods.Cancelled:
                     return
                 made += len(record.losses)
-                update = budget.update(record, time.perf_counter() - began, lambda: test_accuracy(method.weights()))
+                update = budget.update(
+                    record, time.perf_counter() - began, lambda: test_accuracy(method.weights())
+                )
                 yield update
                 if update.diverged or budget.used_up:
                     return
 
 
 class Budget:
-    """Counts how much of its budget a training has used, and determines when the accuracy is measured.
+    """Counts how much of its budget a training has used, and determines when the accuracy is
+    measured.
 
-    The accuracy is measured after every `Experiment.eval_every` updates, or each time another tenth of the budget is
-    used up if `eval_every` is None; and always after the last update.
+    The accuracy is measured after every `Experiment.eval_every` updates, or each time another tenth
+    of the budget is used up if `eval_every` is None; and always after the last update.
 
     Args:
         experiment: the experiment with the budget: updates, examples or seconds.
@@ -70,7 +74,9 @@ class Budget:
 
     def __init__(self, experiment: Experiment):
         budgets = {name: getattr(experiment, name) for name in ("updates", "examples", "seconds")}
-        [(self._kind, self._total)] = [(name, total) for name, total in budgets.items() if total is not None]
+        [(self._kind, self._total)] = [
+            (name, total) for name, total in budgets.items() if total is not None
+        ]
         self._eval_every = experiment.eval_every
         self._used: dict[str, float] = dict.fromkeys(budgets, 0)
 
@@ -84,13 +90,16 @@ class Budget:
         """Whether the last update has been made."""
         return self.progress >= 1
 
-    def update(self, record: WindowRecord, seconds: float, test_accuracy: Callable[[], Any]) -> Update:
+    def update(
+        self, record: WindowRecord, seconds: float, test_accuracy: Callable[[], Any]
+    ) -> Update:
         """Counts an update.
 
         Args:
             record: the losses and norms of the update.
             seconds: the time that the update took.
-            test_accuracy: a function that measures the test accuracy; it is called only when a measurement is due.
+            test_accuracy: a function that measures the test accuracy; it is called only when a
+                measurement is due.
 
         Returns:
             The complete record of the update.
@@ -100,7 +109,9 @@ class Budget:
         self._used["examples"] += round(record.weights.sum())
         self._used["seconds"] += seconds
         number = int(self._used["updates"])
-        made = Update(**vars(record), number=number, accuracy=None, seconds=seconds, progress=self.progress)
+        made = Update(
+            **vars(record), number=number, accuracy=None, seconds=seconds, progress=self.progress
+        )
         due = self._tenths > tenths if self._eval_every is None else number % self._eval_every == 0
         if due or self.used_up or made.diverged:
             made = replace(made, accuracy=float(test_accuracy()))
@@ -108,7 +119,8 @@ class Budget:
 
     @property
     def _tenths(self) -> int:
-        """The number of tenths of the budget that are used up. For updates and examples this is integer arithmetic."""
+        """The number of tenths of the budget that are used up. For updates and examples this is
+        integer arithmetic."""
         return int(10 * self._used[self._kind] // self._total)
 
 
@@ -122,8 +134,8 @@ def window_rows(experiment: Experiment, seed: int) -> Iterator[np.ndarray]:
         seed: the seed that determines the order.
 
     Yields:
-        The row numbers of a window, shape (examples,). The windows end with a budget of updates or examples; with a
-        budget of seconds they do not end.
+        The row numbers of a window, shape (examples,). The windows end with a budget of updates or
+        examples; with a budget of seconds they do not end.
     """
     available = datasets.TRAINING_EXAMPLES[experiment.dataset]
     generator = np.random.default_rng([seed, 1])
@@ -135,12 +147,14 @@ def window_rows(experiment: Experiment, seed: int) -> Iterator[np.ndarray]:
             if not updates or not examples:
                 return
             rows = order[start : start + int(min(experiment.effective_batch, examples))]
-            updates, examples = updates - 1, examples - len(rows)
+            updates = updates - 1
+            examples = examples - len(rows)
             yield rows
 
 
-# Building a graph or tracing a function takes longer than a short run. The methods that no training is using are kept
-# here by kind, for the next training of that kind. Two concurrent trainings never share a method.
+# Building a graph or tracing a function takes longer than a short run. The methods that no training
+# is using are kept here by kind, for the next training of that kind. Two concurrent trainings never
+# share a method.
 idle_methods: dict[tuple, list] = defaultdict(list)
 _idle_lock = threading.Lock()
 
@@ -166,13 +180,20 @@ def borrowed(kind: tuple, build: Callable[[], Any]) -> Iterator[Any]:
 
 
 def _kind(experiment: Experiment) -> tuple:
-    return experiment.method, experiment.model, experiment.dataset, experiment.optimizer, experiment.towers
+    return (
+        experiment.method,
+        experiment.model,
+        experiment.dataset,
+        experiment.optimizer,
+        experiment.towers,
+    )
 
 
 def _build(experiment: Experiment, model: models.Model) -> methods.Method:
     optimizer = optimizers.OptimizerConfig(experiment.optimizer)
     method = methods.build(experiment.method, model, optimizer, towers=experiment.towers)
-    # The first update also plans the execution. Making it here keeps that time out of the training's seconds.
+    # The first update also plans the execution. Making it here keeps that time out of the
+    # training's seconds.
     method.reset(model.initial_weights(0))
     method.update(np.zeros([1, *model.input_shape]), np.zeros(1, int), 1, 0.0)
     return method
@@ -187,8 +208,8 @@ def accuracy_measure(dataset: str, model: str) -> Callable[[Mapping[str, np.ndar
         model: the name of the model.
 
     Returns:
-        A function from weights to the share of the test images that the model classifies correctly without dropout: a
-        scalar.
+        A function from weights to the share of the test images that the model classifies correctly
+        without dropout: a scalar.
     """
     data = datasets.load(dataset)
     network = models.build(model, data.test_images.shape[1:])

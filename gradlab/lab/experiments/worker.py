@@ -1,4 +1,5 @@
-"""The function that an executor's workers call for a sweep. Importing this module does not import TensorFlow."""
+"""The function that an executor's workers call for a sweep. Importing this module does not import
+TensorFlow."""
 
 import contextlib
 import importlib
@@ -17,7 +18,8 @@ _lock = threading.Lock()
 
 
 def checked_executor(executor: Any) -> Any:
-    """The executor that runs jobs for one that was given: None, or with methods as those of `concurrent.futures`.
+    """The executor that runs jobs for one that was given: None, or with methods as those of
+    `concurrent.futures`.
 
     Raises:
         ValueError: it is no executor, or TensorFlow would not work in its processes.
@@ -26,7 +28,8 @@ def checked_executor(executor: Any) -> Any:
         return executor.get_executor(pure=False)
     if executor is not None and not hasattr(executor, "submit"):
         raise ValueError(
-            f"executor must be a concurrent.futures.Executor, a Dask client or None. Received: {executor!r}"
+            "executor must be a concurrent.futures.Executor, a Dask client or None. Received: "
+            f"{executor!r}"
         )
     context = getattr(executor, "_mp_context", None)
     if context is not None and context.get_start_method() == "fork":
@@ -39,14 +42,16 @@ def checked_executor(executor: Any) -> Any:
 
 
 def begin(setup: dict[str, Any] | None) -> None:
-    """Begin the life of a pool's worker: it ends with its parent, and is set up if there are arguments."""
+    """Begin the life of a pool's worker: it ends with its parent, and is set up if there are
+    arguments."""
     end_with_parent()
     if setup is not None:
         prepare(setup)
 
 
 def end_with_parent() -> None:
-    """End this process as soon as its parent has ended. Otherwise a pool's workers would wait for jobs forever."""
+    """End this process as soon as its parent has ended. Otherwise a pool's workers would wait for
+    jobs forever."""
 
     def watch() -> None:
         parent = multiprocessing.parent_process()
@@ -80,8 +85,8 @@ def prepare(setup: dict[str, Any] | None) -> None:
     Args:
         setup: the arguments for `gradlab.setup`, or None to leave TensorFlow as it is.
     """
-    # TensorFlow's start-up messages would appear in the terminal of the sweep. The lock is for executors of threads,
-    # which must not set TensorFlow up twice.
+    # TensorFlow's start-up messages would appear in the terminal of the sweep. The lock is for
+    # executors of threads, which must not set TensorFlow up twice.
     with _lock, runtime.without_startup_noise():
         importlib.import_module("gradlab.lab.experiments.run")
         if setup is not None and runtime.current() is None:

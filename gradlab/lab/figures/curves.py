@@ -10,30 +10,37 @@ from gradlab.measure.noise import LossNoise
 
 
 def noise_of(result: Result) -> LossNoise:
-    """The noise of the loss in a result: one number each, the root mean square over updates and seeds.
+    """The noise of the loss in a result: one number each, the root mean square over updates and
+    seeds.
 
-    With k = 1 a window is a micro-batch, so the three numbers are equal. They are NaN if no seed has more than two
-    updates with finite numbers.
+    With k = 1 a window is a micro-batch, so the three numbers are equal. They are NaN if no seed
+    has more than two updates with finite numbers.
     """
     lengths = [(i, n) for i, n in enumerate(result.sound_updates) if n > 2]
     if not lengths:
         return LossNoise(np.nan, np.nan, np.nan)
-    window = _root_mean_square([noise.successive_std(result.window_losses[i, :n], 0.0) for i, n in lengths])
+    window = _root_mean_square(
+        [noise.successive_std(result.window_losses[i, :n], 0.0) for i, n in lengths]
+    )
     if result.losses.shape[2] < 2:
         return LossNoise(window, window, window)
-    found = [noise.loss_noise_along(result.losses[i, :n], result.weights[i, :n], 0.0) for i, n in lengths]
+    found = [
+        noise.loss_noise_along(result.losses[i, :n], result.weights[i, :n], 0.0) for i, n in lengths
+    ]
     microbatch = _root_mean_square([each.microbatch for each in found])
     return LossNoise(microbatch, window, law=_root_mean_square([each.law for each in found]))
 
 
 def mean_and_deviation(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The mean and the standard deviation over the seeds that have a value; seeds that ended early have none.
+    """The mean and the standard deviation over the seeds that have a value; seeds that ended early
+    have none.
 
     Args:
         values: one row for each seed, NaN or inf where a seed has no value, shape (seed, update).
 
     Returns:
-        The mean and the standard deviation, shape (update,) each. The deviation is 0 where a single seed has a value.
+        The mean and the standard deviation, shape (update,) each. The deviation is 0 where a single
+        seed has a value.
     """
     there = np.isfinite(values)
     count = there.sum(axis=0)
@@ -61,7 +68,9 @@ def horizontal(result: Result, against: str) -> np.ndarray:
         against: the axis: "updates", "examples" or "seconds".
     """
     if against == "updates":
-        return np.broadcast_to(np.arange(1, result.accuracies.shape[1] + 1.0), result.accuracies.shape)
+        return np.broadcast_to(
+            np.arange(1, result.accuracies.shape[1] + 1.0), result.accuracies.shape
+        )
     if against == "examples":
         return result.examples
     return np.cumsum(result.update_seconds, axis=1)

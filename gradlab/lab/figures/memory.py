@@ -12,7 +12,9 @@ from gradlab.training.memory_plan import MemoryPlan
 COLORS = ("#0072B2", "#56B4E9", "#009E73", "#F0E442", "#D55E00", "#999999")
 
 
-def memory_plan(plan: MemoryPlan, microbatch_sizes: Sequence[int] = (1, 2, 4, 8, 16), memory: float = 0) -> Figure:
+def memory_plan(
+    plan: MemoryPlan, microbatch_sizes: Sequence[int] = (1, 2, 4, 8, 16), memory: float = 0
+) -> Figure:
     """Stacked bars of a plan's parts, one bar for each micro-batch size.
 
     Args:
@@ -30,22 +32,39 @@ def memory_plan(plan: MemoryPlan, microbatch_sizes: Sequence[int] = (1, 2, 4, 8,
         "activations": plan.activations,
         "TensorFlow": lambda b: plan.runtime,
     }
-    below, places = np.zeros(len(microbatch_sizes)), np.arange(len(microbatch_sizes))
+    below = np.zeros(len(microbatch_sizes))
+    places = np.arange(len(microbatch_sizes))
     for (name, part), color in zip(parts.items(), COLORS):
         heights = np.array([part(b) for b in microbatch_sizes]) / MEBIBYTE
-        axes.bar(places, heights, bottom=below, label=name, color=color, width=0.6, edgecolor="white", linewidth=0.5)
+        axes.bar(
+            places,
+            heights,
+            bottom=below,
+            label=name,
+            color=color,
+            width=0.6,
+            edgecolor="white",
+            linewidth=0.5,
+        )
         below += heights
     for place, height in zip(places, below):
-        axes.annotate(f"{height:.0f}", (place, height), xytext=(0, 2), textcoords="offset points", ha="center")
+        axes.annotate(
+            f"{height:.0f}", (place, height), xytext=(0, 2), textcoords="offset points", ha="center"
+        )
     words = [f"b = {b}: {height:.0f} MiB" for b, height in zip(microbatch_sizes, below)]
     if memory:
         axes.axhline(memory / MEBIBYTE, color="black", linestyle="--", linewidth=1)
         axes.annotate(
-            f"{memory / MEBIBYTE:.0f} MiB", (-0.45, memory / MEBIBYTE), xytext=(0, 2), textcoords="offset points"
+            f"{memory / MEBIBYTE:.0f} MiB",
+            (-0.45, memory / MEBIBYTE),
+            xytext=(0, 2),
+            textcoords="offset points",
         )
         words.append(f"the limit is {memory / MEBIBYTE:.0f} MiB")
     axes.set_xticks(places, [str(b) for b in microbatch_sizes])
-    axes.set(xlabel="micro-batch size b", ylabel="MiB", ylim=(0, 1.12 * max(*below, memory / MEBIBYTE)))
+    axes.set(
+        xlabel="micro-batch size b", ylabel="MiB", ylim=(0, 1.12 * max(*below, memory / MEBIBYTE))
+    )
     drawn.legend(frameon=False, loc="outside right upper", reverse=True)
     drawn.set_label("What takes the memory of a training. " + "; ".join(words) + ".")
     return drawn

@@ -47,14 +47,15 @@ class Picture:
     def __init__(self, figure: Figure, alt: str):
         if not alt.strip():
             raise ValueError(f"alt must say what the figure shows. Received: {alt!r}")
-        self.figure, self.alt = figure, alt
+        self.figure = figure
+        self.alt = alt
 
     def __repr__(self) -> str:
         return self.alt
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
-        # JupyterLab shows an image/png without a text alternative, so the image is embedded in HTML. GitHub does not
-        # show such HTML and takes the image/png.
+        # JupyterLab shows an image/png without a text alternative, so the image is embedded in
+        # HTML. GitHub does not show such HTML and takes the image/png.
         content = base64.b64encode(to_small_png(self.figure)).decode()
         # The figure's text is dark, so it needs a white background in a dark theme.
         tag = f'<img alt="{html.escape(self.alt)}" style="background: white" src="data:image/png;base64,{content}">'

@@ -1,7 +1,7 @@
 """The style of all figures, and their conversion to PNG images.
 
-The colors are those of Okabe and Ito (2008), which color-blind readers can distinguish. Series also differ in line
-style and marker, never in color alone.
+The colors are those of Okabe and Ito (2008), which color-blind readers can distinguish. Series also
+differ in line style and marker, never in color alone.
 """
 
 import io
@@ -42,7 +42,8 @@ def against_k(axes: Axes, steps: Sequence[int] | np.ndarray) -> None:
 
 
 def plain_numbers(axes: Axes) -> None:
-    """Label a logarithmic vertical axis with plain numbers such as 0.05 instead of powers of ten."""
+    """Label a logarithmic vertical axis with plain numbers such as 0.05 instead of powers of
+    ten."""
     if axes.get_yscale() == "log":
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, position: f"{value:g}"))
@@ -59,12 +60,15 @@ def to_png(figure: Figure, compression: int = 6) -> bytes:
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     content = io.BytesIO()
-    Image.fromarray(np.asarray(canvas.buffer_rgba())).save(content, "PNG", compress_level=compression)
+    Image.fromarray(np.asarray(canvas.buffer_rgba())).save(
+        content, "PNG", compress_level=compression
+    )
     return content.getvalue()
 
 
 def to_small_png(figure: Figure) -> bytes:
-    """The figure as a PNG image of 128 colors. A notebook that stores it needs a third of the bytes."""
+    """The figure as a PNG image of 128 colors. A notebook that stores it needs a third of the
+    bytes."""
     content = io.BytesIO()
     drawn = Image.open(io.BytesIO(to_png(figure, compression=1))).convert("RGB")
     drawn.quantize(128, dither=Image.Dither.NONE).save(content, "PNG", optimize=True)

@@ -1,15 +1,17 @@
 """McCandlish et al. 2018: the gradient noise scale of MNIST.
 
-The paper's simple noise scale is the trace of the covariance of the gradients of single examples, divided by the
-squared norm of the true gradient. It is estimated from gradient norms at two batch sizes, where both parts are averaged
-before they are divided. The paper reports about 900 examples for MNIST, averaged over training, for a small
-convolutional network of which it does not list every setting, and finds that the noise scale grows as the loss falls.
+The paper's simple noise scale is the trace of the covariance of the gradients of single examples,
+divided by the squared norm of the true gradient. It is estimated from gradient norms at two batch
+sizes, where both parts are averaged before they are divided. The paper reports about 900 examples
+for MNIST, averaged over training, for a small convolutional network of which it does not list every
+setting, and finds that the noise scale grows as the loss falls.
 
-The protocol and the rules were decided before the first run. A network with two convolutions (16 and 32 filters of 5x5,
-stride 2) and one dense layer is trained with SGD at the learning rate 0.05, with windows of 20 micro-batches of 20, for
-five passes over the 55,000 training images, from three seeds. The noise scale is estimated in each tenth of the
-training; the average over training is the mean of these ten. Since the paper's network is not known exactly and the
-noise scale depends on how far training goes, a factor of two in either direction is allowed.
+The protocol and the rules were decided before the first run. A network with two convolutions (16
+and 32 filters of 5x5, stride 2) and one dense layer is trained with SGD at the learning rate 0.05,
+with windows of 20 micro-batches of 20, for five passes over the 55,000 training images, from three
+seeds. The noise scale is estimated in each tenth of the training; the average over training is the
+mean of these ten. Since the paper's network is not known exactly and the noise scale depends on how
+far training goes, a factor of two in either direction is allowed.
 """
 
 import time
@@ -29,13 +31,18 @@ from gradlab.training.step import Step
 from gradlab.training.trainer import Trainer
 
 PAPER = (
-    "S. McCandlish, J. Kaplan, D. Amodei and the OpenAI Dota Team 2018, An Empirical Model of Large-Batch Training, "
-    "arXiv:1812.06162"
+    "S. McCandlish, J. Kaplan, D. Amodei and the OpenAI Dota Team 2018, An Empirical Model of "
+    "Large-Batch Training, arXiv:1812.06162"
 )
 PUBLISHED = 900  # examples, averaged over training
 FACTOR = 2  # the average may be this many times larger or smaller
 GROWTH = 3  # the noise scale of the last tenth, divided by that of the first, is at least this
-MICROBATCH, WINDOW, LEARNING_RATE, EPOCHS, SEEDS, PARTS = 20, 400, 0.05, 5, 3, 10
+MICROBATCH = 20
+WINDOW = 400
+LEARNING_RATE = 0.05
+EPOCHS = 5
+SEEDS = 3
+PARTS = 10
 
 
 def study(quick: bool = False) -> Study:
@@ -47,24 +54,29 @@ def study(quick: bool = False) -> Study:
     began = time.monotonic()
     updates, seeds = (30, 1) if quick else (EPOCHS * 55_000 // WINDOW, SEEDS)
     rows = [row for seed in range(seeds) for row in _parts(seed, updates)]
-    return Study("noise-scale", PAPER, judge(rows), rows, figure(rows), quick, time.monotonic() - began)
+    return Study(
+        "noise-scale", PAPER, judge(rows), rows, figure(rows), quick, time.monotonic() - began
+    )
 
 
 def judge(rows: list[dict[str, Any]]) -> list[Claim]:
     """Judge the paper's claims by the rows of `study`."""
     scales = _scales(rows)
-    mean, growth = scales.mean(), scales[:, -1] / scales[:, 0]
+    mean = scales.mean()
+    growth = scales[:, -1] / scales[:, 0]
     averages = ", ".join(f"{each:.0f}" for each in scales.mean(axis=1))
     return [
         Claim(
-            f"Averaged over training, the simple noise scale of MNIST is about {PUBLISHED} examples.",
+            f"Averaged over training, the simple noise scale of MNIST is about {PUBLISHED} "
+            "examples.",
             f"between {PUBLISHED / FACTOR:.0f} and {PUBLISHED * FACTOR}",
             f"{mean:.0f} (each seed: {averages})",
             bool(PUBLISHED / FACTOR <= mean <= PUBLISHED * FACTOR),
         ),
         Claim(
             "The noise scale grows while the loss falls.",
-            f"in the last tenth of the training at least {GROWTH} times as large as in the first, in each seed",
+            f"in the last tenth of the training at least {GROWTH} times as large as in the first, "
+            "in each seed",
             ", ".join(f"{each:.1f} times" for each in growth),
             bool((growth >= GROWTH).all()),
         ),
@@ -84,8 +96,8 @@ def figure(rows: list[dict[str, Any]]) -> Figure:
     axes.legend(frameon=False)
     first, last = scales.mean(axis=0)[[0, -1]]
     drawn.set_label(
-        f"The noise scale of MNIST along training: it grows from {first:.0f} to {last:.0f} examples, the mean of "
-        f"{len(scales)} seeds. The published average is {PUBLISHED}."
+        f"The noise scale of MNIST along training: it grows from {first:.0f} to {last:.0f} "
+        f"examples, the mean of {len(scales)} seeds. The published average is {PUBLISHED}."
     )
     return drawn
 
@@ -108,14 +120,18 @@ def _parts(seed: int, updates: int) -> list[dict[str, Any]]:
 
     steps = trainer.fit(windows, updates, verbose=False)
     accuracy = _accuracy(trainer.model, data.test_images, data.test_labels)
-    parts = [_row(seed, steps[i * updates // PARTS : (i + 1) * updates // PARTS]) for i in range(PARTS)]
+    parts = [
+        _row(seed, steps[i * updates // PARTS : (i + 1) * updates // PARTS]) for i in range(PARTS)
+    ]
     return [part | {"final_test_accuracy": accuracy} for part in parts]
 
 
 def _row(seed: int, steps: list[Step]) -> dict[str, Any]:
     norms = np.array([step.gradient_norms for step in steps])
     scale = gradient_noise_scale(
-        norms, np.array([step.window_gradient_norm for step in steps]), np.array([step.weights for step in steps])
+        norms,
+        np.array([step.window_gradient_norm for step in steps]),
+        np.array([step.weights for step in steps]),
     )
     loss = float(np.mean([step.loss for step in steps]))
     return {
@@ -130,8 +146,12 @@ def _row(seed: int, steps: list[Step]) -> dict[str, Any]:
 
 def _network(seed: int) -> keras.Model:
     keras.utils.set_random_seed(seed)
-    convolutions = [keras.layers.Conv2D(filters, 5, strides=2, activation="relu") for filters in (16, 32)]
-    return keras.Sequential([keras.Input([28, 28, 1]), *convolutions, keras.layers.Flatten(), keras.layers.Dense(10)])
+    convolutions = [
+        keras.layers.Conv2D(filters, 5, strides=2, activation="relu") for filters in (16, 32)
+    ]
+    return keras.Sequential(
+        [keras.Input([28, 28, 1]), *convolutions, keras.layers.Flatten(), keras.layers.Dense(10)]
+    )
 
 
 def _loss() -> keras.losses.Loss:
@@ -139,4 +159,7 @@ def _loss() -> keras.losses.Loss:
 
 
 def _accuracy(model: keras.Model, images: np.ndarray, labels: np.ndarray) -> float:
-    return round(float(np.mean(model.predict(images, batch_size=1000, verbose=0).argmax(axis=1) == labels)), 4)
+    return round(
+        float(np.mean(model.predict(images, batch_size=1000, verbose=0).argmax(axis=1) == labels)),
+        4,
+    )

@@ -1,7 +1,9 @@
-"""The form of a reproduced study: a paper's claims, the rules that judge them, what was found, and its files.
+"""The form of a reproduced study: a paper's claims, the rules that judge them, what was found, and
+its files.
 
-A module of a study decides its protocol and its rules in its docstring and constants. They are committed before the
-first run, and a claim that its rule does not confirm is printed like the others.
+A module of a study decides its protocol and its rules in its docstring and constants. They are
+committed before the first run, and a claim that its rule does not confirm is printed like the
+others.
 """
 
 import csv
@@ -45,7 +47,8 @@ class Study:
         name: the name on the command line, such as "noise-scale".
         paper: authors, year, title and arXiv number.
         claims: the paper's statements, judged.
-        rows: the numbers behind them, one dictionary for each row of the CSV file, all with the same keys.
+        rows: the numbers behind them, one dictionary for each row of the CSV file, all with the
+            same keys.
         figure: the numbers as a figure; its label is the text alternative.
         quick: whether this is the small version, whose numbers are too noisy to be judged.
         seconds: how long the study took.
@@ -63,15 +66,24 @@ class Study:
         """Format the claims for a terminal."""
         lines = [self.paper, ""]
         if self.quick:
-            lines.insert(1, "A small version: too small to be judged. These are the numbers that it found.")
+            lines.insert(
+                1, "A small version: too small to be judged. These are the numbers that it found."
+            )
         for claim in self.claims:
             verdict = "not judged" if self.quick else "agrees" if claim.holds else "DOES NOT AGREE"
-            lines += [f"{verdict}: {claim.text}", f"    rule:  {claim.rule}", f"    found: {claim.found}"]
+            lines += [
+                f"{verdict}: {claim.text}",
+                f"    rule:  {claim.rule}",
+                f"    found: {claim.found}",
+            ]
         return "\n".join(lines)
 
     def summary(self) -> list[dict[str, Any]]:
         """Return the claims as dictionaries; `holds` is None in the small version."""
-        return [dataclasses.asdict(c) | {"holds": None if self.quick else bool(c.holds)} for c in self.claims]
+        return [
+            dataclasses.asdict(c) | {"holds": None if self.quick else bool(c.holds)}
+            for c in self.claims
+        ]
 
     def write(self, folder: str | os.PathLike) -> list[pathlib.Path]:
         """Write the numbers (CSV), the claims with the environment (JSON), and the figure (PNG).

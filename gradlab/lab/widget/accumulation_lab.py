@@ -1,11 +1,12 @@
 """AccumulationLab: controls that rerun a real training, and views that follow it.
 
-The browser and two threads share the work, so that the notebook never freezes and an old run is never drawn over a new
-one:
+The browser and two threads share the work, so that the notebook never freezes and an old run is
+never drawn over a new one:
 
     the browser                draws the views, and asks for new numbers when it can draw them (charts.js)
     the kernel's main thread   reacts to the controls, decides which run is the current one (session.py), and answers
-                               the browser (front.py); JupyterLab delivers messages on other threads beside it
+                               the browser (front.py); JupyterLab delivers messages on other threads
+                               beside it
     the worker thread          trains the current run and stores its updates; it touches no widget (runner.py)
 
 A run that is no longer the current one is cancelled, and its remaining updates are not shown.
@@ -29,20 +30,23 @@ from gradlab.lab.widget.session import Session
 
 
 class AccumulationLab:
-    """Controls that rerun a real training whenever they change, with live views of loss, noise, accuracy and cost.
+    """Controls that rerun a real training whenever they change, with live views of loss, noise,
+    accuracy and cost.
 
     Args:
         seed: the first of the seeds. The same seed repeats the same run.
         hide: names of controls, buttons and views to hide.
         lock: names of controls that cannot be changed.
-        rerun: whether a changed control starts a new run at once, and whether the first run starts when the page shows
-            the lab. Otherwise runs start with the button Run.
-        against: the horizontal axis of the accuracy plot at first: "updates", "examples" or "seconds".
-        executor: trains the runs in its workers, whose updates come here as they are made: an executor as for
-            `gradlab.sweep`, such as `processes(2)`, or a Dask client. This process then never imports TensorFlow.
-            None: train in this process, or on the cluster that `gradlab lab --dask ADDRESS` named.
-        downloads: whether the buttons CSV and PNG give their files to the browser, which saves them; otherwise they are
-            written to this process's folder.
+        rerun: whether a changed control starts a new run at once, and whether the first run starts
+            when the page shows the lab. Otherwise runs start with the button Run.
+        against: the horizontal axis of the accuracy plot at first: "updates", "examples" or
+            "seconds".
+        executor: trains the runs in its workers, whose updates come here as they are made: an
+            executor as for `gradlab.sweep`, such as `processes(2)`, or a Dask client. This process
+            then never imports TensorFlow. None: train in this process, or on the cluster that
+            `gradlab lab --dask ADDRESS` named.
+        downloads: whether the buttons CSV and PNG give their files to the browser, which saves
+            them; otherwise they are written to this process's folder.
         **preset: any field of `Experiment`, as the initial value of its control.
 
     Attributes:
@@ -82,7 +86,8 @@ class AccumulationLab:
         _checks.one_of("against", against, plots.X_AXES)
         if executor is None:
             runtime.tower_devices(experiment.towers)
-        self._seed, self._downloads = seed, downloads
+        self._seed = seed
+        self._downloads = downloads
         self._session = Session(experiment, seed, self._hide, self._lock, rerun, against, executor)
         self._session.connect(
             {
@@ -129,7 +134,8 @@ class AccumulationLab:
 
     @property
     def views(self) -> dict[str, View]:
-        """The views that are not hidden, by name, as pictures of the present numbers, with text alternatives."""
+        """The views that are not hidden, by name, as pictures of the present numbers, with text
+        alternatives."""
         return self._session.pictures()
 
     @property
@@ -145,7 +151,8 @@ class AccumulationLab:
         """
         if changes:
             if set(changes) & set(controls.BUDGETS):
-                changes = dict.fromkeys(controls.BUDGETS) | changes  # a new budget replaces the old one
+                # A new budget replaces the old one
+                changes = dict.fromkeys(controls.BUDGETS) | changes
             self._session.write(replace(self.experiment, **changes))
         self._session.start()
 
@@ -170,7 +177,8 @@ class AccumulationLab:
         self._session.step(update)
 
     def reset(self) -> None:
-        """Stop the run, and restore the controls and plots to their initial state. Pinned runs stay."""
+        """Stop the run, and restore the controls and plots to their initial state. Pinned runs
+        stay."""
         self._session.reset()
 
     def pin(self, name: str | None = None) -> None:
@@ -190,7 +198,8 @@ class AccumulationLab:
         self._session.say(sentence)
 
     def to_csv(self, folder: str | pathlib.Path = ".") -> pathlib.Path:
-        """Write every micro-batch of this run and of the pinned runs to a new CSV file, and return its path.
+        """Write every micro-batch of this run and of the pinned runs to a new CSV file, and return
+        its path.
 
         Raises:
             ValueError: there is no run yet.
@@ -203,14 +212,19 @@ class AccumulationLab:
 
     def _csv(self) -> bytes:
         if not self._session.runs:
-            raise ValueError("there is nothing to write yet: press Run. Received: a lab without a run")
+            raise ValueError(
+                "there is nothing to write yet: press Run. Received: a lab without a run"
+            )
         return pins.csv(self._session.runs).encode()
 
     def _png(self) -> bytes:
         return side_by_side(self.views.values())
 
-    def _give(self, name: str, content: Callable[[], bytes], write: Callable[[], pathlib.Path]) -> None:
-        """Give the page a file, or write it to this process's folder, and say where it is or why it is not there."""
+    def _give(
+        self, name: str, content: Callable[[], bytes], write: Callable[[], pathlib.Path]
+    ) -> None:
+        """Give the page a file, or write it to this process's folder, and say where it is or why it
+        is not there."""
         try:
             if self._downloads:
                 self._session.panel.charts.send({"download": name}, [content()])
@@ -225,9 +239,12 @@ class AccumulationLab:
         return pins.code(self.experiment)
 
     def to_dict(self) -> dict[str, Any]:
-        """The lab as a preset: `AccumulationLab(**lab.to_dict())` starts with the present values."""
+        """The lab as a preset: `AccumulationLab(**lab.to_dict())` starts with the present
+        values."""
         panel = self._session.panel
-        values = {name: value for name, value in asdict(self.experiment).items() if value is not None}
+        values = {
+            name: value for name, value in asdict(self.experiment).items() if value is not None
+        }
         values |= {"seeds": len(self.experiment.seed_numbers), "seed": self._seed}
         own = {"hide": list(self._hide), "lock": list(self._lock)}
         return values | own | {"rerun": panel.rerun.value, "against": panel.against.value}
@@ -255,15 +272,17 @@ class AccumulationLab:
     def __repr__(self) -> str:
         e = self.experiment
         return (
-            f"AccumulationLab: {e.method}, {e.model} on {e.dataset}, effective batch "
-            f"{e.towers} x {e.accumulation_steps} x {e.microbatch_size} = {e.effective_batch}"
+            f"AccumulationLab: {e.method}, {e.model} on {e.dataset}, effective batch {e.towers} x "
+            f"{e.accumulation_steps} x {e.microbatch_size} = {e.effective_batch}"
         )
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
-        """The widgets, and a picture and a table for pages without widgets, such as a saved notebook."""
+        """The widgets, and a picture and a table for pages without widgets, such as a saved
+        notebook."""
         bundle = dict(self.view._repr_mimebundle_(**kwargs)) | {"text/plain": repr(self)}
         if runs := self._session.runs:
-            picture, table = side_by_side(self.views.values()), pins.table(runs)
+            picture = side_by_side(self.views.values())
+            table = pins.table(runs)
             return bundle | {
                 "text/html": saved_page.still(picture, repr(self), table),
                 "image/png": picture,

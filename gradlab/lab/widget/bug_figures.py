@@ -12,7 +12,8 @@ from gradlab.lab.widget.bugs import BUGS, EVERYTHING, Settings
 
 
 def draw(evidence: Evidence) -> Picture:
-    """Draw the weight of the loop and of the large batch after each window, or the texts that they hold in memory."""
+    """Draw the weight of the loop and of the large batch after each window, or the texts that they
+    hold in memory."""
     drawn, axes = figure(size=(5.6, 2.7))
     _lines(axes, evidence)
     if evidence.measure == "weight":
@@ -31,22 +32,24 @@ def draw_large(evidence: Evidence) -> Picture:
     axes.plot(evidence.large, label="large batch", markersize=4, **STYLES[0])
     axes.set(xlabel="window", ylabel="weight", xticks=range(len(evidence.large)))
     axes.legend(frameon=False, fontsize=9)
-    return Picture(drawn, alt=f"The large batch alone: its weight ends at {evidence.large[-1]:.3f}.")
+    return Picture(
+        drawn, alt=f"The large batch alone: its weight ends at {evidence.large[-1]:.3f}."
+    )
 
 
 def verdict(evidence: Evidence) -> str:
     """What an experiment shows, in a sentence."""
     if evidence.measure == "memory":
         return (
-            f"The loop holds at most {evidence.loop.max()} texts in memory, the large batch {evidence.large.max()}. "
-            f"A micro-batch has {EXAMPLES}."
+            f"The loop holds at most {evidence.loop.max()} texts in memory, the large batch "
+            f"{evidence.large.max()}. A micro-batch has {EXAMPLES}."
         )
     if evidence.equal:
         return "The loop and the large batch agree after every window."
     first = int(np.argmax(~np.isclose(evidence.loop, evidence.large, rtol=0, atol=1e-5)))
     return (
-        f"The loop and the large batch differ from window {first} on. At the end, the loop's weight is "
-        f"{evidence.loop[-1]:.3f}, and the large batch's is {evidence.large[-1]:.3f}."
+        f"The loop and the large batch differ from window {first} on. At the end, the loop's "
+        f"weight is {evidence.loop[-1]:.3f}, and the large batch's is {evidence.large[-1]:.3f}."
     )
 
 
@@ -66,7 +69,9 @@ def table(evidence: Evidence) -> str:
     """An experiment as a table in plain text. Two or more spaces separate the columns."""
     cells = rows(evidence)
     widths = [max(map(len, column)) for column in zip(*cells)]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in cells)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in cells
+    )
 
 
 def draw_all(settings: Settings = EVERYTHING, seed: int = 0) -> Picture:
@@ -83,7 +88,11 @@ def draw_all(settings: Settings = EVERYTHING, seed: int = 0) -> Picture:
         ends.append(f"{bug.name} {evidence.loop[-1]:.2f}")
     held = experiment(settings, "memory", "in_flight", seed).loop.max() // EXAMPLES
     grid[1, 3].annotate(
-        f"{held} micro-batches\nin memory", (0.95, 0.08), xycoords="axes fraction", ha="right", fontsize=9
+        f"{held} micro-batches\nin memory",
+        (0.95, 0.08),
+        xycoords="axes fraction",
+        ha="right",
+        fontsize=9,
     )
     grid[0, 0].legend(frameon=False, fontsize=8)
     for axes in grid[1]:
@@ -95,7 +104,10 @@ def draw_all(settings: Settings = EVERYTHING, seed: int = 0) -> Picture:
 
 
 def _lines(axes: Axes, evidence: Evidence) -> None:
-    for name, values, style in (("large batch", evidence.large, STYLES[0]), ("loop", evidence.loop, STYLES[1])):
+    for name, values, style in (
+        ("large batch", evidence.large, STYLES[0]),
+        ("loop", evidence.loop, STYLES[1]),
+    ):
         axes.plot(values, label=name, markersize=4, **style)
     if evidence.measure == "weight":
         for window, parts in enumerate(evidence.micro_batches, start=1):

@@ -12,10 +12,21 @@ from gradlab.lab.figures.style import to_small_png
 from gradlab.lab.widget import saved_page
 from gradlab.lab.widget.bug_figures import draw, draw_large, rows, table, verdict
 from gradlab.lab.widget.bug_loops import Evidence, experiment, is_clear
-from gradlab.lab.widget.bugs import BUGS, EVERYTHING, MEASURES, OPTIMIZERS, STEPS, SWITCHES, Bug, Settings
+from gradlab.lab.widget.bugs import (
+    BUGS,
+    EVERYTHING,
+    MEASURES,
+    OPTIMIZERS,
+    STEPS,
+    SWITCHES,
+    Bug,
+    Settings,
+)
 from gradlab.lab.widget.page import Page, close
 
-BEST = 5  # points for a bug that is found with one experiment; each further experiment costs one, down to one point
+# Points for a bug that is found with one experiment; each further experiment costs one, down to one
+# point
+BEST = 5
 
 _HELP = {
     "optimizer": "Rule by which a gradient changes the weight.",
@@ -28,7 +39,8 @@ _HELP = {
     "normalization": "Inputs are normalized by the mean and the variance of the batch.",
 }
 _INTRODUCTION = (
-    "Choose what the next experiment switches on, and run it. Each experiment after the first costs a point."
+    "Choose what the next experiment switches on, and run it. Each experiment after the first "
+    "costs a point."
 )
 _CSS = """<style>
 .gradlab-bugs :focus-visible { outline: 2px solid #0072B2; outline-offset: 1px; }
@@ -68,8 +80,10 @@ class Game:
     def __init__(self, seed: int = 0):
         _checks.natural_number("seed", seed)
         self._rng = np.random.default_rng(seed)
-        self.round, self.score = 0, 0
-        self.hidden, self.data_seed = "", 0
+        self.round = 0
+        self.score = 0
+        self.hidden = ""
+        self.data_seed = 0
         self.tried: dict[tuple[Settings, str], Evidence] = {}
         self.answer: str | None = None
         self.next_round()
@@ -81,7 +95,8 @@ class Game:
         while not is_clear(self.data_seed):
             self.data_seed += 1
         self.round += 1
-        self.tried, self.answer = {}, None
+        self.tried = {}
+        self.answer = None
 
     def experiment(self, settings: Settings, measure: str = "weight") -> Evidence:
         """Train the loop with the hidden bug and the large batch.
@@ -92,7 +107,9 @@ class Game:
         """
         if self.answer is not None or (settings, measure) in self.tried:
             return experiment(settings, measure, self.hidden, self.data_seed)
-        return self.tried.setdefault((settings, measure), experiment(settings, measure, self.hidden, self.data_seed))
+        return self.tried.setdefault(
+            (settings, measure), experiment(settings, measure, self.hidden, self.data_seed)
+        )
 
     def name(self, bug: str) -> str:
         """Name the hidden bug, which ends the round, and return what is said to the player.
@@ -104,7 +121,8 @@ class Game:
         if self.answer is not None or not self.tried:
             rule = "bug must be named once in a round, after an experiment"
             raise ValueError(f"{rule}. Received: {bug!r} after {len(self.tried)} experiments")
-        self.answer, hidden = bug, BUGS[self.hidden]
+        self.answer = bug
+        hidden = BUGS[self.hidden]
         if bug == self.hidden:
             won = points(len(self.tried))
             self.score += won
@@ -121,14 +139,16 @@ def _spoken(bug: Bug) -> str:
 
 
 class BugLab:
-    """A game: each round hides one of eight bugs in a training loop, and you find it by experiments.
+    """A game: each round hides one of eight bugs in a training loop, and you find it by
+    experiments.
 
     Args:
         seed: the same seed hides the same bugs in the same order.
 
     Attributes:
         game: the rounds and the score.
-        controls: the widgets by name: "optimizer", "k", "measure", the switches, "run", "bug", "name" and "next".
+        controls: the widgets by name: "optimizer", "k", "measure", the switches, "run", "bug",
+            "name" and "next".
         view: all widgets in one box.
         said: the last sentence that the player was told.
 
@@ -137,7 +157,8 @@ class BugLab:
     """
 
     def __init__(self, seed: int = 0):
-        self.game, self._seed = Game(seed), seed
+        self.game = Game(seed)
+        self._seed = seed
         self.controls: dict[str, Any] = _settings_controls() | _game_controls()
         self._header, self._result, self._said, self._tried = (widgets.HTML() for _ in range(4))
         self.controls["run"].on_click(lambda _: self.run())
@@ -149,7 +170,9 @@ class BugLab:
 
     def run(self) -> Evidence:
         """Run the experiment that the controls describe, and show it."""
-        settings = Settings(**{field.name: self.controls[field.name].value for field in fields(Settings)})
+        settings = Settings(
+            **{field.name: self.controls[field.name].value for field in fields(Settings)}
+        )
         self._shown = self.game.experiment(settings, self.controls["measure"].value)
         self._result.value = f'<div class="gradlab-beside">{_html(self._shown)}</div>'
         self._say(f"{settings}: {verdict(self._shown)}")
@@ -171,7 +194,8 @@ class BugLab:
     def next_round(self) -> None:
         """Begin the next round. A round without an answer brings no points."""
         self.game.next_round()
-        self._shown, self.controls["bug"].value = None, ""
+        self._shown = None
+        self.controls["bug"].value = ""
         self._begin()
 
     def close(self) -> None:
@@ -187,7 +211,9 @@ class BugLab:
         self.said = sentence
         self._said.value = f'<div role="status">{html.escape(sentence)}</div>'
         game = self.game
-        self._header.value = f"<b>Round {game.round}</b> · score <b>{game.score}</b> · experiments {len(game.tried)}"
+        self._header.value = (
+            f"<b>Round {game.round}</b> · score <b>{game.score}</b> · experiments {len(game.tried)}"
+        )
         seen = "".join(
             f"<li>{html.escape(str(settings))}, {measure}: {html.escape(_short(evidence))}</li>"
             for (settings, measure), evidence in game.tried.items()
@@ -215,7 +241,8 @@ class BugLab:
         return f"BugLab: round {game.round}, score {game.score}, experiments {len(game.tried)}, seed {self._seed}"
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
-        """The widgets, and the last experiment for pages without widgets: before the first one, an example."""
+        """The widgets, and the last experiment for pages without widgets: before the first one, an
+        example."""
         evidence = self._shown or Game(self._seed).experiment(EVERYTHING)
         sentence = f"{self!r}. Experiment: {evidence.settings}. {verdict(evidence)}"
         content = to_small_png(draw(evidence).figure)
@@ -227,7 +254,9 @@ class BugLab:
 
 def _settings_controls() -> dict[str, Any]:
     lists: dict[str, tuple] = {"optimizer": OPTIMIZERS, "k": STEPS, "measure": MEASURES}
-    made: dict[str, Any] = {name: widgets.Dropdown(options=options) for name, options in lists.items()}
+    made: dict[str, Any] = {
+        name: widgets.Dropdown(options=options) for name, options in lists.items()
+    }
     made |= {name: widgets.Checkbox(False, indent=False) for name in SWITCHES}
     for name, widget in made.items():
         widget.description = SWITCHES.get(name, name)
@@ -240,8 +269,12 @@ def _settings_controls() -> dict[str, Any]:
 
 
 def _game_controls() -> dict[str, Any]:
-    bugs = widgets.Dropdown(options=[("choose one of eight", ""), *((bug.name, name) for name, bug in BUGS.items())])
-    bugs.description, bugs.style, bugs.tooltip = "the bug is", {"description_width": "initial"}, "Your answer."
+    bugs = widgets.Dropdown(
+        options=[("choose one of eight", ""), *((bug.name, name) for name, bug in BUGS.items())]
+    )
+    bugs.description = "the bug is"
+    bugs.style = {"description_width": "initial"}
+    bugs.tooltip = "Your answer."
     made: dict[str, Any] = {"bug": bugs}
     buttons = {
         "run": ("Run experiment", "flask", "Train the loop and the large batch."),
@@ -249,7 +282,9 @@ def _game_controls() -> dict[str, Any]:
         "next": ("Next round", "step-forward", "Hide another bug."),
     }
     for name, (label, icon, tooltip) in buttons.items():
-        made[name] = widgets.Button(description=label, icon=icon, tooltip=tooltip, layout={"width": "auto"})
+        made[name] = widgets.Button(
+            description=label, icon=icon, tooltip=tooltip, layout={"width": "auto"}
+        )
     for name, widget in made.items():
         widget.add_class(f"gradlab-{name}")
     return made
@@ -269,6 +304,9 @@ def _html(evidence: Evidence) -> str:
     """An experiment's picture and table."""
     cells = rows(evidence)
     tags = ["th", *["td"] * len(cells)]
-    lines = ["".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row) for tag, row in zip(tags, cells)]
+    lines = [
+        "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row)
+        for tag, row in zip(tags, cells)
+    ]
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     return f"{draw(evidence)._repr_mimebundle_()['text/html']}<table>{body}</table>"

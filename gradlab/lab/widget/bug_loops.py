@@ -1,9 +1,10 @@
 """Eight bugs of accumulation loops on one small problem, in NumPy alone: what `BugLab` computes.
 
-The model has one weight w and predicts w x. An example is a text of one or more tokens (x, y). The loss of a batch is
-the mean of (w x - y)^2 / 2 over its tokens, so its gradient is the mean of (w x - y) x. With normalization, x is
-replaced by (x - mean) / sqrt(variance + 0.001) over the batch. The large batch computes a window's gradient at once;
-the loop adds up the gradients of its micro-batches. Without a bug both train the same weight.
+The model has one weight w and predicts w x. An example is a text of one or more tokens (x, y). The
+loss of a batch is the mean of (w x - y)^2 / 2 over its tokens, so its gradient is the mean of (w x
+- y) x. With normalization, x is replaced by (x - mean) / sqrt(variance + 0.001) over the batch. The
+large batch computes a window's gradient at once; the loop adds up the gradients of its
+micro-batches. Without a bug both train the same weight.
 """
 
 from itertools import combinations
@@ -15,10 +16,21 @@ from gradlab import _checks
 from gradlab.lab.widget.bugs import BUGS, EVERYTHING, MEASURES, STEPS, Settings
 
 EXAMPLES = 2  # of a micro-batch
-EPOCHS, WINDOWS = 2, 3  # windows: of an epoch
-MOST, EQUAL = 8, 4  # tokens of a text: at most, and of each text when all are equal
-RATE, LIMIT, IN_FLIGHT = 0.1, 3.0, 10  # learning rate, largest gradient with clipping, micro-batches at once with bug 8
-BETA1, BETA2, TINY, FLOOR = 0.9, 0.999, 1e-12, 1e-3  # Adam's constants; the last one is added to a variance
+# windows: of an epoch
+EPOCHS = 2
+WINDOWS = 3
+# tokens of a text: at most, and of each text when all are equal
+MOST = 8
+EQUAL = 4
+# learning rate, largest gradient with clipping, micro-batches at once with bug 8
+RATE = 0.1
+LIMIT = 3.0
+IN_FLIGHT = 10
+# Adam's constants; the last one is added to a variance
+BETA1 = 0.9
+BETA2 = 0.999
+TINY = 1e-12
+FLOOR = 1e-3
 
 
 class MicroBatch(NamedTuple):
@@ -35,8 +47,9 @@ class Evidence(NamedTuple):
     Attributes:
         settings: what was switched on.
         measure: "weight" or "memory".
-        loop: of the loop: the weight at the beginning and after each window, or the number of texts in memory at the
-            beginning of a full window and after each of its forward and backward passes.
+        loop: of the loop: the weight at the beginning and after each window, or the number of texts
+            in memory at the beginning of a full window and after each of its forward and backward
+            passes.
         large: the same of the large batch.
         micro_batches: the number of micro-batches of each window.
     """
@@ -49,13 +62,16 @@ class Evidence(NamedTuple):
 
     @property
     def equal(self) -> bool:
-        """Whether the weights agree to 1e-5, or the loop holds at most one micro-batch in memory."""
+        """Whether the weights agree to 1e-5, or the loop holds at most one micro-batch in
+        memory."""
         if self.measure == "memory":
             return bool(self.loop.max() <= EXAMPLES)
         return bool(np.allclose(self.loop, self.large, rtol=0, atol=1e-5))
 
 
-def experiment(settings: Settings, measure: str = "weight", bug: str | None = None, seed: int = 0) -> Evidence:
+def experiment(
+    settings: Settings, measure: str = "weight", bug: str | None = None, seed: int = 0
+) -> Evidence:
     """Train with the loop and with the large batch.
 
     Args:
@@ -80,19 +96,26 @@ def experiment(settings: Settings, measure: str = "weight", bug: str | None = No
     if measure == "memory":
         loop = _held(settings.k, IN_FLIGHT if bug == "in_flight" else 1, EXAMPLES)
         return Evidence(settings, measure, loop, _held(1, 1, settings.k * EXAMPLES), sizes)
-    return Evidence(settings, measure, _loop(windows, settings, bug), _large_batch(windows, settings), sizes)
+    return Evidence(
+        settings, measure, _loop(windows, settings, bug), _large_batch(windows, settings), sizes
+    )
 
 
 def is_clear(seed: int) -> bool:
-    """Whether the experiments on these data tell all bugs apart, by differences that a reader can see."""
+    """Whether the experiments on these data tell all bugs apart, by differences that a reader can
+    see."""
 
     def path(settings: Settings, bug: str | None) -> np.ndarray:
         return experiment(settings, bug=bug, seed=seed).loop
 
     wrong = [bug for bug in BUGS if bug != "in_flight"]
-    alone = [np.abs(path(BUGS[bug].shown_by, bug) - path(BUGS[bug].shown_by, None)).max() for bug in wrong]
+    alone = [
+        np.abs(path(BUGS[bug].shown_by, bug) - path(BUGS[bug].shown_by, None)).max()
+        for bug in wrong
+    ]
     together = [
-        np.abs(one - other).max() for one, other in combinations([path(EVERYTHING, b) for b in [None, *wrong]], 2)
+        np.abs(one - other).max()
+        for one, other in combinations([path(EVERYTHING, b) for b in [None, *wrong]], 2)
     ]
     return bool(min(alone) >= 0.03 and min(together) >= 0.01)
 
@@ -114,34 +137,44 @@ def data(settings: Settings, seed: int = 0) -> list[list[MicroBatch]]:
 
     def cut(first: int) -> MicroBatch:
         texts_here = range(first, min(first + EXAMPLES, texts))
-        xs, ys = (np.concatenate([values[text, : tokens[text]] for text in texts_here]) for values in (x, y))
+        xs, ys = (
+            np.concatenate([values[text, : tokens[text]] for text in texts_here])
+            for values in (x, y)
+        )
         return MicroBatch(xs, ys, len(texts_here))
 
     micro_batches = [cut(first) for first in range(0, texts, EXAMPLES)]
-    return EPOCHS * [micro_batches[at : at + settings.k] for at in range(0, len(micro_batches), settings.k)]
+    return EPOCHS * [
+        micro_batches[at : at + settings.k] for at in range(0, len(micro_batches), settings.k)
+    ]
 
 
 class _Weight:
     """The weight and its optimizer."""
 
     def __init__(self, settings: Settings, updates: int):
-        self.value, self._settings, self._updates = 0.0, settings, updates
+        self.value = 0.0
+        self._settings = settings
+        self._updates = updates
         self._mean = self._square = 0.0
 
     def apply(self, gradient: float, count: int) -> None:
-        """Make an update; `count` is what the schedule and Adam take for the number of updates before it."""
+        """Make an update; `count` is what the schedule and Adam take for the number of updates
+        before it."""
         rate = RATE * max(0.0, 1 - count / self._updates) if self._settings.schedule else RATE
         if self._settings.optimizer == "SGD":
             self.value -= rate * gradient
             return
         self._mean += (1 - BETA1) * (gradient - self._mean)
         self._square += (1 - BETA2) * (gradient**2 - self._square)
-        mean, square = self._mean / (1 - BETA1 ** (count + 1)), self._square / (1 - BETA2 ** (count + 1))
+        mean = self._mean / (1 - BETA1 ** (count + 1))
+        square = self._square / (1 - BETA2 ** (count + 1))
         self.value -= rate * mean / (np.sqrt(square) + TINY)
 
 
 def _large_batch(windows: list[list[MicroBatch]], settings: Settings) -> np.ndarray:
-    weight, path = _Weight(settings, len(windows)), [0.0]
+    weight = _Weight(settings, len(windows))
+    path = [0.0]
     for update, window in enumerate(windows):
         x, y = (np.concatenate([getattr(part, name) for part in window]) for name in "xy")
         gradient = _gradient(weight.value, _normalized(x, x) if settings.normalization else x, y)
@@ -151,7 +184,8 @@ def _large_batch(windows: list[list[MicroBatch]], settings: Settings) -> np.ndar
 
 
 def _loop(windows: list[list[MicroBatch]], settings: Settings, bug: str | None) -> np.ndarray:
-    weight, path = _Weight(settings, len(windows)), [0.0]
+    weight = _Weight(settings, len(windows))
+    path = [0.0]
     updates = seen = 0
     for window in windows:
         seen += len(window)
@@ -163,11 +197,19 @@ def _loop(windows: list[list[MicroBatch]], settings: Settings, bug: str | None) 
     return np.array(path)
 
 
-def _window_gradient(w: float, window: list[MicroBatch], settings: Settings, bug: str | None) -> float:
-    total, divisor = 0.0, 0
-    whole = np.concatenate([part.x for part in window])  # statistics of inputs need no weights, so they can come first
+def _window_gradient(
+    w: float, window: list[MicroBatch], settings: Settings, bug: str | None
+) -> float:
+    total = 0.0
+    divisor = 0
+    # Statistics of inputs need no weights, so they can come first
+    whole = np.concatenate([part.x for part in window])
     for part in window:
-        x = _normalized(part.x, part.x if bug == "batch_norm" else whole) if settings.normalization else part.x
+        x = (
+            _normalized(part.x, part.x if bug == "batch_norm" else whole)
+            if settings.normalization
+            else part.x
+        )
         gradient = _gradient(w, x, part.y)
         if settings.clipping and bug == "clip_each":
             gradient = _clipped(gradient)

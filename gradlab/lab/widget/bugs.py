@@ -24,7 +24,8 @@ class Settings:
     Attributes:
         optimizer: "SGD" or "Adam".
         k: micro-batches of a full window: 1, 2, 4 or 16.
-        ragged: whether the last window of each epoch is short, and its last micro-batch has one text.
+        ragged: whether the last window of each epoch is short, and its last micro-batch has one
+            text.
         unequal: whether texts have different numbers of tokens.
         clipping: whether gradients above 3 are clipped.
         schedule: whether the learning rate falls to 0 during the training.
@@ -52,7 +53,11 @@ class Settings:
 
     def __str__(self) -> str:
         return ", ".join(
-            [self.optimizer, f"k = {self.k}", *(SWITCHES[name] for name in SWITCHES if getattr(self, name))]
+            [
+                self.optimizer,
+                f"k = {self.k}",
+                *(SWITCHES[name] for name in SWITCHES if getattr(self, name)),
+            ]
         )
 
 

@@ -1,4 +1,5 @@
-"""The lab's controls: one widget for each field of the experiment, with the effect of a change written beside it."""
+"""The lab's controls: one widget for each field of the experiment, with the effect of a change
+written beside it."""
 
 import math
 from collections.abc import Callable, Collection
@@ -11,25 +12,31 @@ from gradlab import runtime
 from gradlab.lab.experiments import choices, datasets
 from gradlab.lab.experiments.experiment import Experiment
 
-BUDGETS = {"updates": 300, "examples": 30_000, "seconds": 1.0}  # each unit with the length that choosing it proposes
+# Each unit with the length that choosing it proposes
+BUDGETS = {"updates": 300, "examples": 30_000, "seconds": 1.0}
 
-MOST_SEEDS = 1000  # a page can send any number, and each seed takes memory before anything is trained
+# A page can send any number, and each seed takes memory before anything is trained
+MOST_SEEDS = 1000
 
 TOOLTIPS = {
     "accumulation_steps": "Number of micro-batches whose gradients are averaged for one update.",
-    "microbatch_size": "Number of examples in one forward and backward pass; this is what must fit in memory.",
+    "microbatch_size": "Number of examples in one forward and backward pass; this is what must "
+    "fit in memory.",
     "learning_rate": "Step size of the optimizer.",
     "optimizer": "Rule by which the averaged gradient changes the weights.",
     "method": "How gradients are accumulated; every method computes the same update.",
-    "towers": "Number of copies of the model, one per device; gradlab.setup(towers=...) creates more devices.",
+    "towers": "Number of copies of the model, one per device; gradlab.setup(towers=...) creates "
+    "more devices.",
     "model": "The network: dense is fast, lenet is the network of the published experiment.",
     "dataset": "The images: mnist is included, the others are downloaded when first used.",
-    "seeds": "Number of trainings with different weights, data order and dropout masks; bands show their spread.",
+    "seeds": "Number of trainings with different weights, data order and dropout masks; bands "
+    "show their spread.",
     "budget_kind": "Unit in which the length of a run is given.",
     "budget": "Length of a run, in the unit of the control before this one.",
 }
 
-MAIN = ("accumulation_steps", "microbatch_size", "learning_rate")  # those on top; the others wait behind a button
+# Those on top; the others wait behind a button
+MAIN = ("accumulation_steps", "microbatch_size", "learning_rate")
 _LABELS = {
     "accumulation_steps": "k micro-batches",
     "microbatch_size": "b examples",
@@ -67,8 +74,11 @@ class Controls:
         if not choices.takes_towers(values["method"]):
             values["towers"] = 1
         if not 1 <= values["seeds"] <= MOST_SEEDS:
-            raise ValueError(f"seeds must be from 1 to {MOST_SEEDS} in a lab. Received: {values['seeds']}")
-        kind, budget = values.pop("budget_kind"), values.pop("budget")
+            raise ValueError(
+                f"seeds must be from 1 to {MOST_SEEDS} in a lab. Received: {values['seeds']}"
+            )
+        kind = values.pop("budget_kind")
+        budget = values.pop("budget")
         values |= dict.fromkeys(BUDGETS) | {kind: budget if kind == "seconds" else round(budget)}
         values["seeds"] = tuple(range(first_seed, first_seed + values["seeds"]))
         return replace(experiment, **values)
@@ -83,7 +93,10 @@ class Controls:
 
 
 def build(
-    experiment: Experiment, changed: Callable[[], None], hide: Collection[str], lock: Collection[str]
+    experiment: Experiment,
+    changed: Callable[[], None],
+    hide: Collection[str],
+    lock: Collection[str],
 ) -> Controls:
     """A control for each field that can be changed, set to the experiment's values.
 
@@ -93,7 +106,8 @@ def build(
         hide: the names of the controls to hide.
         lock: the names of the controls that cannot be changed.
     """
-    made, values = _widgets(experiment), _values(experiment)
+    made = _widgets(experiment)
+    values = _values(experiment)
     for name, widget in made.items():
         widget.value = values[name]
         widget.description = _LABELS.get(name, name)
@@ -104,7 +118,8 @@ def build(
         widget.add_class(f"gradlab-{name}")
 
     def enable_towers(change=None):
-        """Enable the towers only for methods that use them, and only if there are several devices."""
+        """Enable the towers only for methods that use them, and only if there are several
+        devices."""
         useful = choices.takes_towers(made["method"].value) and _devices() > 1
         made["towers"].disabled = "towers" in lock or not useful
 
@@ -123,14 +138,16 @@ def build(
 
 
 def summary(e: Experiment) -> str:
-    """What the controls behind the button say, in a few words: "dense · mnist · adam · 5 seeds · 300 updates"."""
+    """What the controls behind the button say, in a few words: "dense · mnist · adam · 5 seeds ·
+    300 updates"."""
     kind = next(kind for kind in BUDGETS if getattr(e, kind) is not None)
     seeds = len(e.seed_numbers)
     return f"{e.model} · {e.dataset} · {e.optimizer} · {seeds} seed{'s' * (seeds > 1)} · {getattr(e, kind):g} {kind}"
 
 
 def _widgets(e: Experiment) -> dict[str, ipywidgets.ValueWidget]:
-    """The bare widgets by name, in the order of the page. Ranges are widened to include the experiment's values."""
+    """The bare widgets by name, in the order of the page. Ranges are widened to include the
+    experiment's values."""
     exponent = math.log10(e.learning_rate)
     return {
         "accumulation_steps": ipywidgets.IntSlider(min=1, max=max(50, e.accumulation_steps)),

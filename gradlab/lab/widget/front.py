@@ -1,7 +1,7 @@
 """Answers the page, which requests new numbers of the runs when it is ready to draw them.
 
-Every message is sent by the thread that handles the page's request or runs the notebook's cell, because some hosts drop
-messages from other threads.
+Every message is sent by the thread that handles the page's request or runs the notebook's cell,
+because some hosts drop messages from other threads.
 """
 
 import math
@@ -18,13 +18,17 @@ from gradlab.lab.widget.panel import Panel
 from gradlab.lab.widget.runner import Runner
 from gradlab.lab.widget.trace import COLUMNS, Trace
 
-# Milliseconds until the page asks again: by state; SOON in other states and during the first updates.
+# Milliseconds until the page asks again: by state; SOON in other states and during the first
+# updates.
 ASK_AGAIN = {State.RUNNING: 100, State.PAUSED: 100}
 SOON = 30
-QUEUED, FAR = 250, 4  # for each place in a queue, up to FAR places: there, many labs share the processors
+# for each place in a queue, up to FAR places: there, many labs share the processors
+QUEUED = 250
+FAR = 4
 HOLD_SECONDS = 0.05  # An answer waits at most this long for the first update of a run.
 PAGES = 4  # `push` sends to the last pages that asked, at most this many.
-POINT_SHARE = 0.01  # The current run's point in the views against k takes at most this share of the time.
+# The current run's point in the views against k takes at most this share of the time.
+POINT_SHARE = 0.01
 
 
 class Front:
@@ -32,23 +36,28 @@ class Front:
 
     Args:
         panel: the widgets to update.
-        runner: has the current run and a lock. The lock is needed because JupyterLab may deliver two messages on two
-            threads.
+        runner: has the current run and a lock. The lock is needed because JupyterLab may deliver
+            two messages on two threads.
         shown: a function from a run, or None, to what the views draw of it and of all others.
 
     Attributes:
-        refusal: why the values of the controls cannot be run, or "". While set, the status line of a run that is
-            still ending does not replace it.
+        refusal: why the values of the controls cannot be run, or "". While set, the status line of
+            a run that is still ending does not replace it.
     """
 
     def __init__(self, panel: Panel, runner: Runner, shown: Callable[[Run | None], views.Shown]):
-        self._panel, self._runner, self._shown = panel, runner, shown
+        self._panel = panel
+        self._runner = runner
+        self._shown = shown
         self._said: tuple[Run, Status] | None = None  # the last status that was shown
         self._broken: Run | None = None  # the run that could not be shown
-        self._traces: dict[int, tuple[object, Trace]] = {}  # for the id of each run and of each pinned result
+        # For the id of each run and of each pinned result
+        self._traces: dict[int, tuple[object, Trace]] = {}
         self._cells: dict[int, list[str]] = {}  # the same for their rows in the table
-        self._point: tuple[Run, dict | None, float] | None = None  # of the current run, and when it is due again
-        self._pages: dict[str, dict] = {}  # for each page, the next request that would get only new numbers
+        # Of the current run, and when it is due again
+        self._point: tuple[Run, dict | None, float] | None = None
+        # For each page, the next request that would get only new numbers
+        self._pages: dict[str, dict] = {}
         self._points: Sequence[views.Point] = ()  # the points of earlier runs that were sent last
         self._revision = 0  # counts the changes of these points
         self.refusal = ""
@@ -61,7 +70,8 @@ class Front:
     def show_counters(self) -> None:
         """Show the progress, narration and status of the current run.
 
-        A status is shown once, so that it does not replace a sentence that the lab has shown since then.
+        A status is shown once, so that it does not replace a sentence that the lab has shown since
+        then.
         """
         with self._runner.guard:
             run = self._runner.current
@@ -78,8 +88,8 @@ class Front:
         """Send a page what it does not have yet.
 
         Args:
-            asked: "ask", the page's name; "have", the updates by seed that it has of each run; "revision", that of the
-                earlier runs' points that it has.
+            asked: "ask", the page's name; "have", the updates by seed that it has of each run;
+                "revision", that of the earlier runs' points that it has.
         """
         run = self._runner.current
         if run is not None and run.state is State.STARTING:  # the first point is worth waiting for
@@ -97,7 +107,8 @@ class Front:
                     run.stop.set()
 
     def push(self) -> None:
-        """Send the pages their new numbers: while a cell waits for a run, the kernel may not read their requests."""
+        """Send the pages their new numbers: while a cell waits for a run, the kernel may not read
+        their requests."""
         self.show_counters()
         for asked in list(self._pages.values()):
             self.answer(asked)
@@ -109,17 +120,26 @@ class Front:
     def _send(self, asked: Mapping[str, Any]) -> None:
         run = self._runner.current
         over = run is None or run.over.is_set()  # read first, so that what is sent is complete
-        shown, have = self._shown(run), asked.get("have") or {}
-        runs, buffers = [], []
+        shown = self._shown(run)
+        have = asked.get("have") or {}
+        runs = []
+        buffers = []
         for trace, name, experiment, cells in self._runs(run, shown):
             known = have.get(str(trace.number), [0])
-            first, first_dot = trace.first_new(known), min(known[0], trace.counts[0])
+            first = trace.first_new(known)
+            first_dot = min(known[0], trace.counts[0])
             buffers += [trace.rows(first).tobytes(), trace.dots(first_dot).tobytes()]
-            sent = {"number": trace.number, "name": name, "counts": list(trace.counts), "cells": cells}
+            sent = {
+                "number": trace.number,
+                "name": name,
+                "counts": list(trace.counts),
+                "cells": cells,
+            }
             sent |= {"first": first, "firstDot": first_dot, "perUpdate": trace.dots(0).shape[1]}
             runs.append(sent | facts(experiment))
         if shown.points is not self._points:
-            self._points, self._revision = shown.points, self._revision + 1
+            self._points = shown.points
+            self._revision = self._revision + 1
         new_points = asked.get("revision") != self._revision
         content = {
             "to": asked["ask"],
@@ -140,15 +160,24 @@ class Front:
         sent_counts = {str(each["number"]): each["counts"] for each in runs}
         self._pages.pop(asked["ask"], None)
         self._pages = dict(list(self._pages.items())[1 - PAGES :])
-        self._pages[asked["ask"]] = {"ask": asked["ask"], "have": sent_counts, "revision": self._revision}
+        self._pages[asked["ask"]] = {
+            "ask": asked["ask"],
+            "have": sent_counts,
+            "revision": self._revision,
+        }
 
-    def _runs(self, run: Run | None, shown: views.Shown) -> list[tuple[Trace, str, Experiment, list[str]]]:
-        """Trace, name, experiment and row in the table of the current run, which has no row, and of the pinned runs."""
-        kept, self._traces = self._traces, {}
+    def _runs(
+        self, run: Run | None, shown: views.Shown
+    ) -> list[tuple[Trace, str, Experiment, list[str]]]:
+        """Trace, name, experiment and row in the table of the current run, which has no row, and of
+        the pinned runs."""
+        kept = self._traces
+        self._traces = {}
         found: list[tuple[Trace, str, Experiment, list[str]]] = []
 
         def trace_of(key: object, make: Callable[[], Trace]) -> Trace:
-            made = kept.get(id(key)) or (key, make())  # the key is kept alive, so nothing else gets its id
+            # The key is kept alive, so nothing else gets its id
+            made = kept.get(id(key)) or (key, make())
             self._traces[id(key)] = made
             return made[1]
 
@@ -165,7 +194,8 @@ class Front:
         return found
 
     def _current_point(self, run: Run, over: bool) -> dict | None:
-        """The point of the current run; while it runs, computed so seldom that it takes little time."""
+        """The point of the current run; while it runs, computed so seldom that it takes little
+        time."""
         before, point, due = self._point or (None, None, 0.0)
         if before is not run or time.monotonic() >= due or (over and due < math.inf):
             began = time.monotonic()
@@ -176,7 +206,11 @@ class Front:
                 if min(result.updates) < views.POINT_UPDATES:
                     point["window"] = None  # too few to say anything about the noise
             ended = time.monotonic()
-            self._point = run, point, math.inf if over else ended + max(0.5, (ended - began) / POINT_SHARE)
+            self._point = (
+                run,
+                point,
+                math.inf if over else ended + max(0.5, (ended - began) / POINT_SHARE),
+            )
         return point
 
 

@@ -54,7 +54,8 @@ class Pace:
 
     def __init__(self, paused: bool = False, slow: bool = False):
         self._changed = threading.Condition()
-        self._paused, self._slow = paused, slow
+        self._paused = paused
+        self._slow = slow
         self._microbatches = self._updates = 0  # requested steps that the worker has not made yet
 
     @property
@@ -81,7 +82,8 @@ class Pace:
             self._changed.notify_all()
 
     def step(self, update: bool) -> None:
-        """Allow a paused run one more micro-batch, or the rest of its window if `update` is true."""
+        """Allow a paused run one more micro-batch, or the rest of its window if `update` is
+        true."""
         with self._changed:
             if update:
                 self._updates += 1
@@ -94,9 +96,13 @@ class Pace:
         with self._changed:
             if self._slow and not self._paused:
                 end = time.monotonic() + SLOW_SECONDS
-                while self._slow and not self._paused and not stop.is_set() and time.monotonic() < end:
+                while (
+                    self._slow and not self._paused and not stop.is_set() and time.monotonic() < end
+                ):
                     self._changed.wait(0.05)
-            while self._paused and not self._updates and not self._microbatches and not stop.is_set():
+            while (
+                self._paused and not self._updates and not self._microbatches and not stop.is_set()
+            ):
                 self._changed.wait(0.05)
             if self._paused and not self._updates and self._microbatches:
                 self._microbatches -= 1
@@ -118,8 +124,10 @@ class Run:
         over: set when the training has ended for any reason.
         begun: set when there is a first update, or when there will be none.
         updates: the updates so far, by seed. The lists only grow; the updates in them never change.
-        delay: seconds to wait before training starts. A run that is replaced within this time computes nothing.
-        executor: trains the experiment in a worker, as for `gradlab.sweep`; or None, to train in this process.
+        delay: seconds to wait before training starts. A run that is replaced within this time
+            computes nothing.
+        executor: trains the experiment in a worker, as for `gradlab.sweep`; or None, to train in
+            this process.
         waiting: whether the run is paused and waits for a step.
         hidden: the number of micro-batches of the last window that are computed but not shown yet.
         narration: the current sentence of slow motion, or "".
@@ -147,7 +155,8 @@ class Run:
         self._stream = stream(self.experiment, self.stop, self.executor)
 
     def work(self) -> None:
-        """Train until the budget is used up or the run is stopped. Errors are stored in `error`, not raised."""
+        """Train until the budget is used up or the run is stopped. Errors are stored in `error`,
+        not raised."""
         try:
             time.sleep(self.delay)
             self._keep_pace()
@@ -156,9 +165,11 @@ class Run:
                 if self.stop.is_set():
                     return
         except Failed as failure:
-            self.error, self.details = str(failure), failure.details
+            self.error = str(failure)
+            self.details = failure.details
         except Exception as error:
-            self.error, self.details = f"{type(error).__name__}: {error}", traceback.format_exc()
+            self.error = f"{type(error).__name__}: {error}"
+            self.details = traceback.format_exc()
         finally:
             self.hidden = 0
             self.over.set()
@@ -188,27 +199,36 @@ class Run:
     @property
     def progress(self) -> float:
         """The share of the budget that is used up, over all seeds: 0 to 1."""
-        done = sum(made[-1].progress if not made[-1].diverged else 1.0 for made in list(self.updates.values()))
+        done = sum(
+            made[-1].progress if not made[-1].diverged else 1.0
+            for made in list(self.updates.values())
+        )
         return done / len(self.experiment.seed_numbers)
 
     def shown_updates(self) -> dict[int, list[Update]]:
         """The updates so far, by seed, without those of a window that is shown in part."""
         hidden = self._latest if self.hidden else ()
-        return {seed: made[: len(made) - (seed in hidden)] for seed, made in list(self.updates.items())}
+        return {
+            seed: made[: len(made) - (seed in hidden)] for seed, made in list(self.updates.items())
+        }
 
     def result(self) -> Result | None:
         """The `Result` of the windows shown so far, or None before the first."""
         about = self._stream.about | {"seeds_together": len(self._latest)}
         results = [
-            Result.of_updates(self.experiment, seed, made, ending(made), self._stream.peak_bytes, about)
+            Result.of_updates(
+                self.experiment, seed, made, ending(made), self._stream.peak_bytes, about
+            )
             for seed, made in self.shown_updates().items()
             if made
         ]
         return Result.join(self.experiment, results) if results else None
 
     def window(self) -> np.ndarray:
-        """The losses of the micro-batches shown so far of a window that is shown in part; otherwise empty."""
-        hidden, made = self.hidden, self.updates.get(self._latest[0]) if self._latest else None
+        """The losses of the micro-batches shown so far of a window that is shown in part; otherwise
+        empty."""
+        hidden = self.hidden
+        made = self.updates.get(self._latest[0]) if self._latest else None
         if not hidden or not made:
             return np.zeros(0)
         losses = made[-1].losses
@@ -232,9 +252,13 @@ class Run:
         diverged = [str(seed) for seed, made in runs if made[-1].diverged]
         if diverged:
             seeds = f"seed{'s' * (len(diverged) > 1)} {', '.join(diverged)} of {len(runs)}"
-            return Status("diverged", f"{seeds}: loss or gradient no longer finite; try a smaller learning rate")
+            return Status(
+                "diverged",
+                f"{seeds}: loss or gradient no longer finite; try a smaller learning rate",
+            )
         seed, made = runs[-1]
-        last, seconds = made[-1], [update.seconds for update in made[-50:]]
+        last = made[-1]
+        seconds = [update.seconds for update in made[-50:]]
         together = [made[last.number - 1].loss for _, made in runs if len(made) >= last.number]
         loss = np.mean(together) if len(self._latest) > 1 else last.loss
         state = "stopped" if self.over.is_set() and self.progress < 1 else self.state.value
@@ -248,9 +272,11 @@ class Run:
         )
 
     def _add(self, updates: list[tuple[int, Update]]) -> None:
-        """Store one update of each seed. If the run is watched, reveal its micro-batches one by one."""
+        """Store one update of each seed. If the run is watched, reveal its micro-batches one by
+        one."""
         watched = self.pace.watched
-        first, self._latest = updates[0][1], [seed for seed, _ in updates]
+        first = updates[0][1]
+        self._latest = [seed for seed, _ in updates]
         if watched:
             self.hidden = len(first.losses)
         for seed, update in updates:
@@ -264,20 +290,26 @@ class Run:
     def _narrate_window(self, update: Update) -> None:
         k = len(update.losses)
         for number in range(1, k + 1):
-            loss, norm = update.losses[number - 1], update.gradient_norms[number - 1]
+            loss = update.losses[number - 1]
+            norm = update.gradient_norms[number - 1]
             self._narrate(
-                f"micro-batch {number} of {k}: loss {loss:.3f}, gradient norm {norm:.2f}; its gradient is added to the "
-                f"accumulator, which now holds {update.weights[:number].sum():g} examples",
+                f"micro-batch {number} of {k}: loss {loss:.3f}, gradient norm {norm:.2f}; its "
+                "gradient is added to the accumulator, which now holds "
+                f"{update.weights[:number].sum():g} examples",
                 hidden=k + 1 - number,
             )
             self._keep_pace()
         norm = update.window_gradient_norm
-        self._narrate(f"{k} gradients averaged: norm {norm:.2f}; applied once, as update {update.number}", hidden=0)
+        self._narrate(
+            f"{k} gradients averaged: norm {norm:.2f}; applied once, as update {update.number}",
+            hidden=0,
+        )
         self.pace.window_done()
         self._keep_pace()
 
     def _narrate(self, sentence: str, hidden: int) -> None:
-        self.narration, self.hidden = sentence, hidden
+        self.narration = sentence
+        self.hidden = hidden
 
     def _keep_pace(self) -> None:
         self.waiting = self.pace.paused

@@ -26,7 +26,17 @@ from gradlab.lab.widget.saved_page import image, standalone
 COLORS = ("#0072B2", "#D55E00", "#CC79A7", "#009E73", "#E69F00")
 LIMITS = (0.25, 0.5, 1.0, 4.0, 8.0, 12.0, 16.0, 24.0, 40.0, 80.0)  # GiB
 # Among them VGG-16 without and with its top, and GPT-2 small.
-PARAMETERS = (10**6, 5 * 10**6, 14_714_688, 60 * 10**6, 124_439_808, 138_357_544, 10**9, 7 * 10**9, 70 * 10**9)
+PARAMETERS = (
+    10**6,
+    5 * 10**6,
+    14_714_688,
+    60 * 10**6,
+    124_439_808,
+    138_357_544,
+    10**9,
+    7 * 10**9,
+    70 * 10**9,
+)
 POWERS = tuple(2**power for power in range(11))
 CHOICES: dict[str, tuple] = {
     "microbatch_size": POWERS,
@@ -46,7 +56,8 @@ LABELS = {
     "zero_stage": "ZeRO stage",
     "devices": "devices",
 }
-_STYLE, _LAYOUT = {"description_width": "90px"}, {"width": "320px"}
+_STYLE = {"description_width": "90px"}
+_LAYOUT = {"width": "320px"}
 
 
 def table(training: Training, limit: float) -> str:
@@ -75,28 +86,38 @@ def svg(training: Training, limit: float) -> str:
         limit: the bytes of the card.
     """
     bars = [("one large batch", training.whole), ("accumulation", training)]
-    most = 1.02 * max(limit, *(sum(memory(each).values()) for _, each in bars), *(MIB * m for m in MEASURED.values()))
+    most = 1.02 * max(
+        limit,
+        *(sum(memory(each).values()) for _, each in bars),
+        *(MIB * m for m in MEASURED.values()),
+    )
     scale = 500 / most
     shapes = []
     for row, (name, each) in enumerate(bars):
-        top, left = 24 + 44 * row, 130.0
+        top = 24 + 44 * row
+        left = 130.0
         shapes.append(f'<text x="122" y="{top + 19}" text-anchor="end">{name}</text>')
         for color, (part, number) in zip(COLORS, memory(each).items()):
             width = number * scale
             title = f"<title>{part}: {mib(number)} MiB</title>"
             shapes.append(
-                f'<rect x="{left:.1f}" y="{top}" width="{width:.1f}" height="28" fill="{color}">{title}</rect>'
+                f'<rect x="{left:.1f}" y="{top}" width="{width:.1f}" height="28" '
+                f'fill="{color}">{title}</rect>'
             )
             left += width
         if each in MEASURED:
             x = 130 + MEASURED[each] * MIB * scale
             mark = f"M{x:.1f} {top - 4}v36m-4 -36h8m-8 36h8"
             title = f"<title>measured: {MEASURED[each]:,.0f} MiB</title>"
-            shapes.append(f'<path d="{mark}" fill="none" stroke="currentColor" stroke-width="2">{title}</path>')
+            shapes.append(
+                f'<path d="{mark}" fill="none" stroke="currentColor" '
+                f'stroke-width="2">{title}</path>'
+            )
     x = 130 + limit * scale
     shapes.append(
         f'<path d="M{x:.1f} 16V106" stroke="currentColor" stroke-width="2" stroke-dasharray="5 4"/>'
-        f'<text x="{x:.1f}" y="12" text-anchor="{"end" if x > 400 else "middle"}">limit {mib(limit)} MiB</text>'
+        f'<text x="{x:.1f}" y="12" text-anchor="{"end" if x > 400 else "middle"}">limit '
+        f"{mib(limit)} MiB</text>"
     )
     words = html.escape(sentence(training, limit), quote=True)
     return (
@@ -106,7 +127,8 @@ def svg(training: Training, limit: float) -> str:
 
 
 def page(training: Training, limit: float) -> str:
-    """The bars, the table that is their legend, and the sentence, as HTML without scripts, in the page's colors."""
+    """The bars, the table that is their legend, and the sentence, as HTML without scripts, in the
+    page's colors."""
     return _with_table(svg(training, limit), training, limit)
 
 
@@ -118,14 +140,19 @@ def saved(training: Training, limit: float) -> str:
 def _with_table(bars: str, training: Training, limit: float) -> str:
     first, *rows, words = table(training, limit).splitlines()
     cells = [re.split(r" {2,}", html.escape(row)) for row in rows]
-    swatches = [f'<span aria-hidden="true" style="color: {color}">&#9632;</span> ' for color in COLORS] + ["", ""]
+    swatches = [
+        f'<span aria-hidden="true" style="color: {color}">&#9632;</span> ' for color in COLORS
+    ] + ["", ""]
     body = "".join(
         f'<tr><th scope="row" style="text-align: left">{swatch}{name}</th>'
         + "".join(f'<td style="text-align: right">{number}</td>' for number in numbers)
         + "</tr>"
         for swatch, (name, *numbers) in zip(swatches, cells)
     )
-    heads = "".join(f'<th scope="col" style="text-align: right">{name}</th>' for name in re.split(r" {2,}", first))
+    heads = "".join(
+        f'<th scope="col" style="text-align: right">{name}</th>'
+        for name in re.split(r" {2,}", first)
+    )
     return (
         f'<div style="max-width: 52em">{bars}'
         f'<table style="color: inherit; border-spacing: 14px 2px"><thead><tr>{heads}</tr></thead>'
@@ -134,9 +161,11 @@ def _with_table(bars: str, training: Training, limit: float) -> str:
 
 
 class MemoryBars:
-    """Sliders for what a training holds in memory, and bars for one large batch beside accumulation.
+    """Sliders for what a training holds in memory, and bars for one large batch beside
+    accumulation.
 
-    Everything is arithmetic, as in `memory`; a mark on a bar shows a measurement where there is one.
+    Everything is arithmetic, as in `memory`; a mark on a bar shows a measurement where there is
+    one.
 
     Args:
         preset: one of `PRESETS`.
@@ -148,7 +177,8 @@ class MemoryBars:
         view: the widgets, as one ipywidgets box.
 
     Raises:
-        ValueError: an unknown preset or limit, or a setting out of its range or not among its control's choices.
+        ValueError: an unknown preset or limit, or a setting out of its range or not among its
+            control's choices.
 
     Example:
         >>> bars = MemoryBars(limit_gib=12.0, optimizer="adam")
@@ -156,10 +186,14 @@ class MemoryBars:
         'adam'
     """
 
-    def __init__(self, preset: str = "VGG-16 without top, 96x96", limit_gib: float = 0.5, **settings: Any):
+    def __init__(
+        self, preset: str = "VGG-16 without top, 96x96", limit_gib: float = 0.5, **settings: Any
+    ):
         _checks.one_of("preset", preset, PRESETS)
         if limit_gib not in LIMITS:
-            raise ValueError(f"limit_gib must be one of {', '.join(map(str, LIMITS))}. Received: {limit_gib!r}")
+            raise ValueError(
+                f"limit_gib must be one of {', '.join(map(str, LIMITS))}. Received: {limit_gib!r}"
+            )
         known = [field.name for field in fields(Training)]
         for name in settings:
             _checks.one_of("a setting", name, known)
@@ -167,7 +201,9 @@ class MemoryBars:
         for name, choices in CHOICES.items():
             if getattr(self.training, name) not in choices:
                 listed = ", ".join(map(str, choices))
-                raise ValueError(f"{name} must be one of {listed}. Received: {getattr(self.training, name)!r}")
+                raise ValueError(
+                    f"{name} must be one of {listed}. Received: {getattr(self.training, name)!r}"
+                )
         self._html = ipywidgets.HTML()
         self._controls = _controls(self.training)
         self._preset = _dropdown("model", list(PRESETS), preset)
@@ -177,8 +213,12 @@ class MemoryBars:
         for control in (*self._controls.values(), self._limit):
             control.observe(self._read, "value")
         columns = ipywidgets.Layout(display="flex", flex_flow="row wrap")
-        controls = ipywidgets.Box([self._preset, self._limit, *self._controls.values()], layout=columns)
-        self.view = ipywidgets.VBox([Page(layout={"display": "none"}), controls, self._html]).add_class("gradlab-lab")
+        controls = ipywidgets.Box(
+            [self._preset, self._limit, *self._controls.values()], layout=columns
+        )
+        self.view = ipywidgets.VBox(
+            [Page(layout={"display": "none"}), controls, self._html]
+        ).add_class("gradlab-lab")
         self._draw()
 
     @property
@@ -188,7 +228,8 @@ class MemoryBars:
 
     @property
     def controls(self) -> dict[str, Any]:
-        """The ipywidgets by the name of what they set: a field of `Training`, "preset" or "limit_gib"."""
+        """The ipywidgets by the name of what they set: a field of `Training`, "preset" or
+        "limit_gib"."""
         return {"preset": self._preset, "limit_gib": self._limit, **self._controls}
 
     def _load(self, change: dict) -> None:
@@ -225,7 +266,9 @@ class MemoryBars:
 
 
 def _dropdown(label: str, choices: Any, value: Any) -> ipywidgets.Dropdown:
-    return ipywidgets.Dropdown(options=choices, value=value, description=label, style=_STYLE, layout=_LAYOUT)
+    return ipywidgets.Dropdown(
+        options=choices, value=value, description=label, style=_STYLE, layout=_LAYOUT
+    )
 
 
 def _controls(training: Training) -> dict[str, Any]:
@@ -235,14 +278,23 @@ def _controls(training: Training) -> dict[str, Any]:
     options = [(f"{count / 1e6:,.1f} M", count) for count in counts]
     made: dict[str, Any] = {
         "parameters": ipywidgets.SelectionSlider(
-            options=options, value=training.parameters, description="parameters", style=_STYLE, layout=_LAYOUT
+            options=options,
+            value=training.parameters,
+            description="parameters",
+            style=_STYLE,
+            layout=_LAYOUT,
         )
     }
     for name, choices in CHOICES.items():
         kind = ipywidgets.SelectionSlider if len(choices) > 5 else ipywidgets.Dropdown
         value = getattr(training, name)
-        made[name] = kind(options=choices, value=value, description=LABELS[name], style=_STYLE, layout=_LAYOUT)
+        made[name] = kind(
+            options=choices, value=value, description=LABELS[name], style=_STYLE, layout=_LAYOUT
+        )
     made["checkpointing"] = ipywidgets.Checkbox(
-        value=training.checkpointing, description="activation checkpointing", indent=False, layout=_LAYOUT
+        value=training.checkpointing,
+        description="activation checkpointing",
+        indent=False,
+        layout=_LAYOUT,
     )
     return made

@@ -1,6 +1,8 @@
-"""The memory that a training holds on each device, counted part by part: the arithmetic of `memory_bars`.
+"""The memory that a training holds on each device, counted part by part: the arithmetic of
+`memory_bars`.
 
-The counts follow Rajbhandari et al. 2020 (ZeRO, arXiv 1910.02054) and Chen et al. 2016 (arXiv 1604.06174).
+The counts follow Rajbhandari et al. 2020 (ZeRO, arXiv 1910.02054) and Chen et al. 2016 (arXiv
+1604.06174).
 """
 
 import math
@@ -21,20 +23,23 @@ class Training:
 
     Attributes:
         parameters: the number of trainable parameters.
-        activations: the numbers that one example's forward pass keeps for the backward pass, at `reference_size`.
-        reference_size: the side of the image, or the length of the sequence, that `activations` is counted for.
+        activations: the numbers that one example's forward pass keeps for the backward pass, at
+            `reference_size`.
+        reference_size: the side of the image, or the length of the sequence, that `activations` is
+            counted for.
         size: the side or the length of the training's examples.
-        power: activations grow with size to this power: 2 for the side of an image, 1 for a sequence whose attention
-            keeps no matrix of all pairs.
+        power: activations grow with size to this power: 2 for the side of an image, 1 for a
+            sequence whose attention keeps no matrix of all pairs.
         layers: the number of layers of about equal size, for activation checkpointing.
         microbatch_size: b, on each device.
         accumulation_steps: k.
         optimizer: "sgd", "momentum" or "adam".
-        precision: "float32", or "mixed": as in Keras, weights and gradients stay float32, activations are float16.
-        checkpointing: keep the inputs of about the square root of n segments of n layers, and compute one segment's
-            activations again at a time (Chen et al. 2016).
-        zero_stage: what ZeRO divides among the devices: 1 the optimizer state, 2 also the gradients and the
-            accumulator, 3 also the weights (Rajbhandari et al. 2020).
+        precision: "float32", or "mixed": as in Keras, weights and gradients stay float32,
+            activations are float16.
+        checkpointing: keep the inputs of about the square root of n segments of n layers, and
+            compute one segment's activations again at a time (Chen et al. 2016).
+        zero_stage: what ZeRO divides among the devices: 1 the optimizer state, 2 also the gradients
+            and the accumulator, 3 also the weights (Rajbhandari et al. 2020).
         devices: the number of devices, each with its own micro-batches.
     """
 
@@ -72,7 +77,11 @@ class Training:
     @property
     def whole(self) -> "Training":
         """The same effective batch, at once on each device."""
-        return replace(self, microbatch_size=self.microbatch_size * self.accumulation_steps, accumulation_steps=1)
+        return replace(
+            self,
+            microbatch_size=self.microbatch_size * self.accumulation_steps,
+            accumulation_steps=1,
+        )
 
 
 def memory(training: Training) -> dict[str, float]:
@@ -86,9 +95,10 @@ def memory(training: Training) -> dict[str, float]:
         optimizer state  4 * P * 0, 1 or 2      / N from stage 1 on
         activations      b * A * 4 or 2 bytes   * (s + n / s) / n with checkpointing, s = sqrt(n) rounded up; at most A
 
-    The gradients are counted as a whole copy, as if all were held until the update. Not counted: the examples
-    themselves, the scratch memory of operations, float16 copies of weights in mixed precision, the layer that stage 3
-    gathers, the buffers of communication, fragmentation, and what the framework takes. So a training needs more.
+    The gradients are counted as a whole copy, as if all were held until the update. Not counted:
+    the examples themselves, the scratch memory of operations, float16 copies of weights in mixed
+    precision, the layer that stage 3 gathers, the buffers of communication, fragmentation, and what
+    the framework takes. So a training needs more.
 
     Args:
         training: the settings.
@@ -104,7 +114,9 @@ def memory(training: Training) -> dict[str, float]:
         [4000, 4000, 0, 8000, 32000]
     """
     copy = 4.0 * training.parameters
-    shared = [copy / training.devices if training.zero_stage >= stage else copy for stage in (0, 1, 2, 3)]
+    shared = [
+        copy / training.devices if training.zero_stage >= stage else copy for stage in (0, 1, 2, 3)
+    ]
     numbers = training.activations * (training.size / training.reference_size) ** training.power
     if training.checkpointing:
         segments = math.ceil(math.sqrt(training.layers))
@@ -127,17 +139,25 @@ def advice(training: Training, limit: float) -> str:
     """
     if sum(memory(training).values()) <= limit:
         return "Nothing needs to change."
-    b, k = training.microbatch_size, training.accumulation_steps
+    b = training.microbatch_size
+    k = training.accumulation_steps
     while b > 1 and b % 2 == 0:
-        b, k = b // 2, k * 2
-        if sum(memory(replace(training, microbatch_size=b, accumulation_steps=k)).values()) <= limit:
+        b = b // 2
+        k = k * 2
+        if (
+            sum(memory(replace(training, microbatch_size=b, accumulation_steps=k)).values())
+            <= limit
+        ):
             return f"First make the micro-batches smaller: b = {b} and k = {k} fit."
-    changes: list[tuple[str, dict[str, Any]]] = [("switch on activation checkpointing", {"checkpointing": True})]
+    changes: list[tuple[str, dict[str, Any]]] = [
+        ("switch on activation checkpointing", {"checkpointing": True})
+    ]
     changes.append(("compute in mixed precision", {"precision": "mixed"}))
     if training.devices > 1:
         stages = range(training.zero_stage + 1, 4)
         changes += [
-            (f"divide the state of the model, with ZeRO stage {stage}", {"zero_stage": stage}) for stage in stages
+            (f"divide the state of the model, with ZeRO stage {stage}", {"zero_stage": stage})
+            for stage in stages
         ]
     changes.append(("take an optimizer without state, SGD", {"optimizer": "sgd"}))
     changes.append(("halve the size of the examples", {"size": max(1, training.size // 2)}))
@@ -152,10 +172,14 @@ def advice(training: Training, limit: float) -> str:
 PRESETS = {
     "VGG-16 without top, 96x96": Training(),
     "VGG-16 triplets, 224x224": Training(
-        activations=45_235_200, reference_size=224, size=224, accumulation_steps=128, optimizer="adam"
+        activations=45_235_200,
+        reference_size=224,
+        size=224,
+        accumulation_steps=128,
+        optimizer="adam",
     ),
-    # 17 numbers for each token, layer and feature: the 34 bytes of Korthikanti et al. 2022 (arXiv 2205.05198), in
-    # float16, without the attention matrix.
+    # 17 numbers for each token, layer and feature: the 34 bytes of Korthikanti et al. 2022 (arXiv
+    # 2205.05198), in float16, without the attention matrix.
     "GPT-2 small, 1,024 tokens": Training(
         parameters=124_439_808,
         activations=17 * 1024 * 768 * 12,
@@ -167,7 +191,8 @@ PRESETS = {
         optimizer="adam",
     ),
 }
-# MiB that a process held: the growth of its peak as in the table of notebook 09, and 56 MiB of weights.
+# MiB that a process held: the growth of its peak as in the table of notebook 09, and 56 MiB of
+# weights.
 _VGG = PRESETS["VGG-16 without top, 96x96"]
 MEASURED: dict[Training, float] = {_VGG: 143 + 56, _VGG.whole: 470 + 56}
 
@@ -175,12 +200,13 @@ MEASURED: dict[Training, float] = {_VGG: 143 + 56, _VGG.whole: 470 + 56}
 def sentence(training: Training, limit: float) -> str:
     """The totals, whether they fit, and what to do first if not."""
     whole, cut = (sum(memory(each).values()) for each in (training.whole, training))
-    b, k = training.microbatch_size, training.accumulation_steps
+    b = training.microbatch_size
+    k = training.accumulation_steps
     fits = {True: "fits", False: "does not fit"}
     return (
-        f"On each device, one batch of {b * k:,} needs {mib(whole)} MiB and {fits[whole <= limit]} in "
-        f"{mib(limit)} MiB. "
-        f"{k:,} micro-batches of {b:,} need {mib(cut)} MiB: this {fits[cut <= limit]}. {advice(training, limit)}"
+        f"On each device, one batch of {b * k:,} needs {mib(whole)} MiB and {fits[whole <= limit]} "
+        f"in {mib(limit)} MiB. {k:,} micro-batches of {b:,} need {mib(cut)} MiB: this "
+        f"{fits[cut <= limit]}. {advice(training, limit)}"
     )
 
 

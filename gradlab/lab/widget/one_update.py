@@ -1,4 +1,5 @@
-"""The lab's view of one update: the toy, drawn by the browser, which answers a slider without asking the kernel."""
+"""The lab's view of one update: the toy, drawn by the browser, which answers a slider without
+asking the kernel."""
 
 import anywidget
 import traitlets
@@ -11,12 +12,13 @@ class OneUpdate(anywidget.AnyWidget):
     """The toy as a widget: one_update.js repeats the arithmetic of `toy`, with the same noise.
 
     Args:
-        accumulation_steps: k, the micro-batches of a window on each tower. With `ipywidgets.jslink` it follows a slider
-            without the kernel.
+        accumulation_steps: k, the micro-batches of a window on each tower. With `ipywidgets.jslink`
+            it follows a slider without the kernel.
         towers: T.
 
     Attributes:
-        start: the weights at which the descent starts. The page changes them: its ring can be dragged.
+        start: the weights at which the descent starts. The page changes them: its ring can be
+            dragged.
     """
 
     _esm = module("canvas", "one_update")
@@ -30,7 +32,9 @@ class OneUpdate(anywidget.AnyWidget):
     looked_at = traitlets.Int(toy.LOOKED_AT, read_only=True).tag(sync=True)
 
     def __init__(self, accumulation_steps: int = 1, towers: int = 1):
-        super().__init__(accumulation_steps=accumulation_steps, towers=towers, start=toy.START.tolist())
+        super().__init__(
+            accumulation_steps=accumulation_steps, towers=towers, start=toy.START.tolist()
+        )
         self.add_class("gradlab-toy")
         self.on_msg(lambda *_: self._return_to_start())  # says that the page has been reset
 
@@ -52,8 +56,8 @@ class OneUpdate(anywidget.AnyWidget):
     def reset(self) -> None:
         """Return to the first starting point and to the first update that is drawn."""
         self._return_to_start()
-        # A point that the page has just sent may be handled after this, on another thread. So the page sets its own
-        # start, and answers: its messages are handled in their order.
+        # A point that the page has just sent may be handled after this, on another thread. So the
+        # page sets its own start, and answers: its messages are handled in their order.
         self.send({"start": self.start})
 
     def _return_to_start(self) -> None:

@@ -8,7 +8,8 @@ from gradlab.lab.widget.bundle import FOLDER
 
 
 class Page(anywidget.AnyWidget):
-    """Keeps the keys of a lab from JupyterLab, and names its parts for screen readers and tests (page.js).
+    """Keeps the keys of a lab from JupyterLab, and names its parts for screen readers and tests
+    (page.js).
 
     Attributes:
         state: "idle", "running", "paused", "finished", "stopped", "diverged" or "failed".

@@ -1,4 +1,5 @@
-"""The lab's page: its buttons, switches, views and text, and their layout. The panel reacts to nothing by itself."""
+"""The lab's page: its buttons, switches, views and text, and their layout. The panel reacts to
+nothing by itself."""
 
 import html
 import io
@@ -22,21 +23,34 @@ BUTTONS = {
     "run": ("Run", "play", "Train from the beginning."),
     "stop": ("", "stop", "Stop the run within one micro-batch. The plots stay."),
     "step_microbatch": ("micro-batch", "step-forward", "Pause, and show one more micro-batch."),
-    "step_update": ("update", "fast-forward", "Pause, and show the rest of the window and its update."),
+    "step_update": (
+        "update",
+        "fast-forward",
+        "Pause, and show the rest of the window and its update.",
+    ),
     "reset": ("", "undo", "Restore the initial controls and clear the plots. Pinned runs stay."),
     "pin": ("Pin", "thumb-tack", "Keep this run in the plots and in the table, for comparison."),
-    "csv": ("CSV", "download", "Write this run and the pinned runs to a CSV file next to the notebook."),
+    "csv": (
+        "CSV",
+        "download",
+        "Write this run and the pinned runs to a CSV file next to the notebook.",
+    ),
     "png": ("PNG", "image", "Write the views to a PNG file next to the notebook."),
 }
 SWITCHES = {
     "pause": ("", "pause", "Pause the run before its next update, or resume it."),
-    "slow": ("Slow", "hourglass-half", "Slow motion: describe each micro-batch and each update as it is computed."),
+    "slow": (
+        "Slow",
+        "hourglass-half",
+        "Slow motion: describe each micro-batch and each update as it is computed.",
+    ),
     "code": ("Show code", "code", "Show the Python code that repeats this run."),
     "more": ("", "sliders", "Model, data, optimizer, method, seeds, length, export and code."),
 }
 OTHERS = ("rerun", "against", "pins")
 STATES = {"starting": "running", "stopping": "running", "not run": "stopped", "not shown": "failed"}
-NAMES = (*BUTTONS, *SWITCHES, *OTHERS, *VIEWS)  # everything that can be hidden, besides the controls
+# Everything that can be hidden, besides the controls
+NAMES = (*BUTTONS, *SWITCHES, *OTHERS, *VIEWS)
 
 _CSS = """<style>
 .gradlab-lab :focus-visible { outline: 2px solid #0072B2; outline-offset: 1px; }
@@ -63,7 +77,8 @@ class Panel:
     """The widgets of the page. Each carries the CSS class "gradlab-" followed by its name.
 
     Args:
-        controls: the controls, of which a few come first and the others wait behind the switch "more".
+        controls: the controls, of which a few come first and the others wait behind the switch
+            "more".
         rerun: whether the checkbox "rerun" is ticked.
         against: the choice in the list "accuracy against".
         hide: names of buttons, switches, views and others that are left out.
@@ -81,21 +96,30 @@ class Panel:
 
     def __init__(self, controls: Controls, rerun: bool, against: str, hide: Collection[str]):
         self.buttons = {name: _named(name, widgets.Button, *look) for name, look in BUTTONS.items()}
-        self.switches = {name: _named(name, widgets.ToggleButton, *look) for name, look in SWITCHES.items()}
-        self.rerun, self.against = _rerun_box(rerun), _against_list(against)
-        self.progress = widgets.FloatProgress(min=0, max=1, layout={"width": "120px"}).add_class("gradlab-progress")
+        self.switches = {
+            name: _named(name, widgets.ToggleButton, *look) for name, look in SWITCHES.items()
+        }
+        self.rerun = _rerun_box(rerun)
+        self.against = _against_list(against)
+        self.progress = widgets.FloatProgress(min=0, max=1, layout={"width": "120px"}).add_class(
+            "gradlab-progress"
+        )
         self._drawer = widgets.VBox(layout={"display": "none"}).add_class("gradlab-drawer")
         self._batch, self._status_line, self._narration_line, self._listing = (
-            widgets.HTML().add_class(f"gradlab-{name}") for name in ("batch", "status", "narration", "listing")
+            widgets.HTML().add_class(f"gradlab-{name}")
+            for name in ("batch", "status", "narration", "listing")
         )
         self.one_update = None
         if "toy" not in hide:
             steps = controls.widgets["accumulation_steps"]
             self.one_update = OneUpdate(steps.value)
             widgets.jslink((steps, "value"), (self.one_update, "accumulation_steps"))
-        self.charts = Charts([name for name in PICTURES if name not in hide], chips="pins" not in hide)
+        self.charts = Charts(
+            [name for name in PICTURES if name not in hide], chips="pins" not in hide
+        )
         self._page = Page(layout={"display": "none"})
-        self._status, self._narration = Status("", ""), ""
+        self._status = Status("", "")
+        self._narration = ""
         self.view = self._layout(controls, hide)
 
     @property
@@ -110,11 +134,14 @@ class Panel:
 
     def show_status(self, status: Status) -> None:
         """Show a status, with its details folded."""
-        self._status, folded = status, ""
+        self._status = status
+        folded = ""
         if status.details:
             folded = f"<details><summary>details</summary><pre>{html.escape(status.details)}</pre></details>"
         sentence = html.escape(status.sentence)
-        self._status_line.value = f'<div role="status"><b>{status.state}</b>: {sentence}{folded}</div>'
+        self._status_line.value = (
+            f'<div role="status"><b>{status.state}</b>: {sentence}{folded}</div>'
+        )
         self._page.state = STATES.get(status.state, status.state)
 
     def show_more(self, shown: bool) -> None:
@@ -122,7 +149,8 @@ class Panel:
         self._drawer.layout.display = "flex" if shown else "none"
 
     def show_batch(self, e: Experiment, hint: str = "") -> None:
-        """Show the effective batch as a product, how much less noisy a window's loss should be, and what is chosen.
+        """Show the effective batch as a product, how much less noisy a window's loss should be, and
+        what is chosen.
 
         Args:
             e: what the controls describe.
@@ -135,18 +163,26 @@ class Panel:
         product = " × ".join(str(factor) for factor in factors)
         noise = f" · noise of the loss ÷ <b>{steps**0.5:.1f}</b>" if steps > 1 else ""
         first = f'<i class="gradlab-hint">{hint}</i>' if hint else ""
-        self._batch.value = f"{product} = <b>{e.effective_batch}</b> examples an update{noise}{first}"
+        self._batch.value = (
+            f"{product} = <b>{e.effective_batch}</b> examples an update{noise}{first}"
+        )
         self.switches["more"].description = summary(e)
 
     def refuse(self, sentence: str) -> None:
         """Say below k and b why their values cannot be run, until `show_batch` is called again."""
-        self._batch.value = f'<span class="gradlab-refusal" role="alert">{html.escape(sentence)}</span>'
+        self._batch.value = (
+            f'<span class="gradlab-refusal" role="alert">{html.escape(sentence)}</span>'
+        )
 
     def narrate(self, sentence: str) -> None:
         """Show a sentence of slow motion or of a step; "" clears it."""
         if sentence != self._narration:
             self._narration = sentence
-            shown = f'<div role="log" aria-live="polite">{html.escape(sentence)}</div>' if sentence else ""
+            shown = (
+                f'<div role="log" aria-live="polite">{html.escape(sentence)}</div>'
+                if sentence
+                else ""
+            )
             self._narration_line.value = shown
 
     def list_code(self, code: str) -> None:
@@ -169,7 +205,9 @@ class Panel:
         ]
         cells = [] if self.one_update is None else [self.one_update]
         cells += [self.charts]
-        main = named("run", "pause", "step_microbatch", "step_update", "stop", "pin", "reset", "more")
+        main = named(
+            "run", "pause", "step_microbatch", "step_update", "stop", "pin", "reset", "more"
+        )
         lines = [
             widgets.HTML(_CSS),
             self._page,
@@ -192,14 +230,19 @@ def _named(name: str, kind: type, label: str, icon: str, tooltip: str) -> widget
 
 def _rerun_box(rerun: bool) -> widgets.Widget:
     layout = {"width": "220px", "margin": "2px 2px 2px 12px"}
-    box = widgets.Checkbox(rerun, description="rerun when a control changes", indent=False, layout=layout)
+    box = widgets.Checkbox(
+        rerun, description="rerun when a control changes", indent=False, layout=layout
+    )
     box.tooltip = "Off: changes take effect when Run is pressed."
     return box.add_class("gradlab-rerun")
 
 
 def _against_list(against: str) -> widgets.Widget:
     made = widgets.Dropdown(
-        options=list(X_AXES), value=against, description="accuracy against", layout={"width": "230px"}
+        options=list(X_AXES),
+        value=against,
+        description="accuracy against",
+        layout={"width": "230px"},
     )
     made.style = {"description_width": "initial"}
     made.tooltip = "The horizontal axis of the accuracy plot, the same for all runs. It does not restart the run."
@@ -207,9 +250,12 @@ def _against_list(against: str) -> widgets.Widget:
 
 
 def _grid(children: list, least: str, fill: str = "auto-fill") -> widgets.Widget:
-    """Children side by side, in columns of the same width, at least so wide; "auto-fit": they fill the row."""
+    """Children side by side, in columns of the same width, at least so wide; "auto-fit": they fill
+    the row."""
     columns = f"repeat({fill}, minmax({least}, 1fr))"
-    return widgets.GridBox(children, layout={"grid_template_columns": columns, "grid_gap": "3px 6px"})
+    return widgets.GridBox(
+        children, layout={"grid_template_columns": columns, "grid_gap": "3px 6px"}
+    )
 
 
 def _wrapping_row(children: list) -> widgets.Widget:
@@ -227,7 +273,9 @@ def side_by_side(views: Iterable[View], colors: int = 0) -> bytes:
     columns = max(1, min(3, len(images)))
     width = max((image.width for image in images), default=1)
     height = max((image.height for image in images), default=1)
-    sheet = Image.new("RGB", (columns * width, max(1, -(-len(images) // columns)) * height), "white")
+    sheet = Image.new(
+        "RGB", (columns * width, max(1, -(-len(images) // columns)) * height), "white"
+    )
     for number, image in enumerate(images):
         sheet.paste(image, (number % columns * width, number // columns * height))
     if colors:

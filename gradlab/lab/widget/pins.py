@@ -9,7 +9,14 @@ from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.experiments.result import Result
 from gradlab.lab.figures import curves
 
-COLUMNS = ("effective batch", "seeds", "updates", "test accuracy (%)", "noise of the loss (nats)", "ms per update")
+COLUMNS = (
+    "effective batch",
+    "seeds",
+    "updates",
+    "test accuracy (%)",
+    "noise of the loss (nats)",
+    "ms per update",
+)
 
 
 class Pins:
@@ -28,7 +35,8 @@ class Pins:
         self._runs.append((self._free(name), result))
 
     def rename(self, result: object, name: str) -> None:
-        """Give a pinned run another name, which gets a number if it is taken. Without letters, nothing changes."""
+        """Give a pinned run another name, which gets a number if it is taken. Without letters,
+        nothing changes."""
         if not name.strip():
             return
         for place, (_, pinned) in enumerate(self._runs):
@@ -45,14 +53,18 @@ class Pins:
         name = plain = " ".join(name.split())  # two spaces separate the cells of the table
         number = 2
         while name in taken:
-            name, number = f"{plain} ({number})", number + 1
+            name = f"{plain} ({number})"
+            number = number + 1
         return name
 
 
 def summary(result: Result) -> list[str]:
-    """The cells of a run in the table, one for each of `COLUMNS`. Accuracy: mean ± standard deviation over seeds."""
+    """The cells of a run in the table, one for each of `COLUMNS`. Accuracy: mean ± standard
+    deviation over seeds."""
     e = result.experiment
-    shape = " × ".join(map(str, [e.towers] * (e.towers > 1) + [e.accumulation_steps, e.microbatch_size]))
+    shape = " × ".join(
+        map(str, [e.towers] * (e.towers > 1) + [e.accumulation_steps, e.microbatch_size])
+    )
     accuracies = 100 * result.last_accuracies[np.isfinite(result.last_accuracies)]
     deviation = f" ± {accuracies.std(ddof=1):.2f}" if len(accuracies) > 1 else ""
     noise = curves.noise_of(result).window
@@ -70,7 +82,9 @@ def table(runs: list[tuple[str, Result]]) -> str:
     """The runs, given as (name, result), as a table in plain text."""
     rows = [("run", *COLUMNS), *((name, *summary(result)) for name, result in runs)]
     widths = [max(map(len, column)) for column in zip(*rows)]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows
+    )
 
 
 def csv(runs: list[tuple[str, Result]]) -> str:
@@ -86,14 +100,17 @@ def csv(runs: list[tuple[str, Result]]) -> str:
 
 
 def write_new_file(folder: pathlib.Path, name: str, ending: str, content: bytes) -> pathlib.Path:
-    """Write a new file, with a number in its name if there is one of this name, and return its path.
+    """Write a new file, with a number in its name if there is one of this name, and return its
+    path.
 
     Raises:
         OSError: it cannot be written; nothing of it stays.
     """
-    path, number = folder / f"{name}.{ending}", 2
+    path = folder / f"{name}.{ending}"
+    number = 2
     while path.exists():
-        path, number = folder / f"{name}-{number}.{ending}", number + 1
+        path = folder / f"{name}-{number}.{ending}"
+        number = number + 1
     try:
         path.write_bytes(content)
     except OSError:
@@ -105,7 +122,11 @@ def write_new_file(folder: pathlib.Path, name: str, ending: str, content: bytes)
 def code(experiment: Experiment) -> str:
     """The Python code that repeats a run of the experiment."""
     default = Experiment()
-    fields = [f"    {name}={value!r},\n" for name, value in vars(experiment).items() if value != getattr(default, name)]
+    fields = [
+        f"    {name}={value!r},\n"
+        for name, value in vars(experiment).items()
+        if value != getattr(default, name)
+    ]
     setup = runtime.arguments() or {"seed": 0}
     arguments = ", ".join(f"{name}={value!r}" for name, value in setup.items())
     return (

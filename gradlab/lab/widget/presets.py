@@ -10,7 +10,13 @@ from gradlab.lab.figures import plots
 from gradlab.lab.widget import controls, panel
 
 # A short run of a small network, so that the plots follow a slider while it is dragged.
-DEFAULTS = {"model": "dense", "method": "microbatched", "seeds": 5, "updates": 300, "eval_every": 50}
+DEFAULTS = {
+    "model": "dense",
+    "method": "microbatched",
+    "seeds": 5,
+    "updates": 300,
+    "eval_every": 50,
+}
 OWN = ("seed", "hide", "lock", "rerun", "against", "executor", "downloads")
 
 
@@ -55,5 +61,9 @@ def name(run: Experiment, preset: Experiment) -> str:
     """The name of a run: k, b, and the fields that differ from the preset."""
     [label, _] = plots.labels([run, preset])
     shape = f"k = {run.accumulation_steps}, b = {run.microbatch_size}"
-    rest = [field for field in label.split(", ") if field[:4] not in ("k = ", "b = ") and field != preset.method]
+    rest = [
+        field
+        for field in label.split(", ")
+        if field[:4] not in ("k = ", "b = ") and field != preset.method
+    ]
     return ", ".join([shape, *rest])

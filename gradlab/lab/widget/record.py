@@ -28,7 +28,8 @@ def experiment(steps: int) -> Experiment:
 def described(result: Result) -> dict:
     """A run as recorded.js reads it."""
     trace = Trace.of(result)
-    rows, dots = trace.rows(0)[:, [COLUMNS.index(name) for name in KEPT]], trace.dots(0)
+    rows = trace.rows(0)[:, [COLUMNS.index(name) for name in KEPT]]
+    dots = trace.dots(0)
     units = np.where(np.isfinite(dots), np.rint(dots / UNIT).clip(0, MISSING - 1), MISSING)
     return front.facts(result.experiment) | {
         "counts": list(trace.counts),
@@ -44,12 +45,16 @@ def write(folder: pathlib.Path) -> None:
     results = [run(experiment(steps)) for steps in STEPS]
     default = results[STEPS.index(5)]
     e = default.experiment
-    view, most = one_update.OneUpdate(), max(STEPS)
+    view = one_update.OneUpdate()
+    most = max(STEPS)
     noise = toy.draws()[:, :most]
     recorded = {
-        "sentence": f"Recorded runs: {e.model} on {e.dataset}, {e.optimizer}, {len(default.seeds)} seeds, {e.updates} "
+        "sentence": f"Recorded runs: {e.model} on {e.dataset}, {e.optimizer}, "
+        f"{len(default.seeds)} seeds, {e.updates} "
         "updates. Run the notebook to train your own.",
-        "table": pins.table([(f"recorded, k = {r.experiment.accumulation_steps}", r) for r in results]),
+        "table": pins.table(
+            [(f"recorded, k = {r.experiment.accumulation_steps}", r) for r in results]
+        ),
         "columns": list(KEPT),
         "unit": UNIT,
         "runs": [described(result) for result in results],
@@ -65,7 +70,10 @@ def write(folder: pathlib.Path) -> None:
     (folder / "recorded.json").write_text(text + "\n", encoding="utf-8")
     earlier = [views.Point.of(result) for result in results if result is not default]
     shown = views.Shown(e, "recorded: k = 5, b = 20", default, points=earlier)
-    pictures = [View(*view.picture(5)), *(View(*views.picture(name, shown)) for name in views.PICTURES)]
+    pictures = [
+        View(*view.picture(5)),
+        *(View(*views.picture(name, shown)) for name in views.PICTURES),
+    ]
     (folder / "recorded.png").write_bytes(side_by_side(pictures, colors=24))
 
 

@@ -12,7 +12,8 @@ CLOSE_SECONDS = 60  # the worker ends within a micro-batch; a machine can be slo
 
 
 class Runner:
-    """Trains the current run on a worker thread. The thread ends with the run, and the next run starts a new one.
+    """Trains the current run on a worker thread. The thread ends with the run, and the next run
+    starts a new one.
 
     Attributes:
         guard: the lock to hold while the current run, a thread or a widget is changed.
@@ -22,11 +23,13 @@ class Runner:
         self.guard = threading.RLock()
         self._current: Run | None = None
         self._worker: threading.Thread | None = None
-        self._working = False  # False once the thread has decided to end, a moment before it is dead
+        # False once the thread has decided to end, a moment before it is dead
+        self._working = False
 
     @property
     def current(self) -> Run | None:
-        """The current run, or None. It stays current after its end, until another run takes its place."""
+        """The current run, or None. It stays current after its end, until another run takes its
+        place."""
         return self._current
 
     def start(self, run: Run) -> None:
@@ -35,7 +38,8 @@ class Runner:
             self.stop()
             self._current = run
             if not self._working:
-                self._working, self._worker = True, start_thread(self._work, "gradlab-worker")
+                self._working = True
+                self._worker = start_thread(self._work, "gradlab-worker")
 
     def stop(self) -> None:
         """Stop the current run, if there is one. It ends within a micro-batch."""
@@ -90,7 +94,8 @@ def end_at_exit(owner: Closeable) -> None:
 
 @atexit.register
 def _end_all() -> None:
-    """Python must not exit during a training: it would cut off TensorFlow's threads in the middle of an operation."""
+    """Python must not exit during a training: it would cut off TensorFlow's threads in the middle
+    of an operation."""
     owners = list(_OPEN)
     for owner in owners:
         owner.end()

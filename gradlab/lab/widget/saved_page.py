@@ -1,4 +1,5 @@
-"""A lab for pages without a kernel: a picture, a table, and recorded runs among which a slider moves (recorded.js)."""
+"""A lab for pages without a kernel: a picture, a table, and recorded runs among which a slider
+moves (recorded.js)."""
 
 import base64
 import functools
@@ -8,9 +9,12 @@ import re
 
 from gradlab.lab.widget.bundle import FOLDER, module
 
-RECORDED, PICTURE = FOLDER / "recorded.json", FOLDER / "recorded.png"  # record.py writes them
+# record.py writes them
+RECORDED = FOLDER / "recorded.json"
+PICTURE = FOLDER / "recorded.png"
 
-# A page without scripts shows the picture and the table. Where scripts run, they replace both by the lab.
+# A page without scripts shows the picture and the table. Where scripts run, they replace both by
+# the lab.
 _PAGE = """<div class="gradlab-lab gradlab-recorded">
 {still}
 </div>
@@ -54,15 +58,19 @@ def still(picture: bytes, sentence: str, table: str) -> str:
 
 
 def standalone(svg: str) -> str:
-    """An SVG element of a page as a picture by itself, on white ground, because it has no text color to follow."""
+    """An SVG element of a page as a picture by itself, on white ground, because it has no text
+    color to follow."""
     style = 'xmlns="http://www.w3.org/2000/svg" color="black" '
-    return svg.replace("<svg ", f"<svg {style}", 1).replace('style="', 'style="background: white; ', 1)
+    return svg.replace("<svg ", f"<svg {style}", 1).replace(
+        'style="', 'style="background: white; ', 1
+    )
 
 
 def image(svg: str) -> str:
     """An SVG element with an aria-label as an image, for a saved notebook.
 
-    JupyterLab takes SVG out of the HTML of a notebook that is not trusted, as every new one is, and leaves its text.
+    JupyterLab takes SVG out of the HTML of a notebook that is not trusted, as every new one is, and
+    leaves its text.
     """
     words = re.search(r'aria-label="([^"]*)"', svg)
     style = re.search(r'style="([^"]*)"', svg)

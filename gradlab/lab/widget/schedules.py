@@ -1,10 +1,12 @@
-"""Schedules of data parallelism and of pipelines: which device computes which micro-batch, and when.
+"""Schedules of data parallelism and of pipelines: which device computes which micro-batch, and
+when.
 
-A small event simulation: every device works through its own list of steps in order, and a step starts as soon as its
-device is free and the steps that it needs have ended. With integers or fractions as times, the results are exact.
+A small event simulation: every device works through its own list of steps in order, and a step
+starts as soon as its device is free and the steps that it needs have ended. With integers or
+fractions as times, the results are exact.
 
-Sources: Huang et al. 2019, GPipe, arXiv 1811.06965; Narayanan et al. 2021, arXiv 2104.04473 (1F1B with a flush after
-each update).
+Sources: Huang et al. 2019, GPipe, arXiv 1811.06965; Narayanan et al. 2021, arXiv 2104.04473 (1F1B
+with a flush after each update).
 """
 
 from collections.abc import Callable, Sequence
@@ -24,14 +26,16 @@ PIPELINES = ("gpipe", "1f1b")
 
 
 class PipelineStep(NamedTuple):
-    """What a device does: `kind` is "forward", "backward" or "all-reduce"; micro-batches count from 1."""
+    """What a device does: `kind` is "forward", "backward" or "all-reduce"; micro-batches count from
+    1."""
 
     kind: str
     microbatch: int
 
 
 class Task(NamedTuple):
-    """A step of a device (devices count from 0) with its start and its end, in the unit of the times given."""
+    """A step of a device (devices count from 0) with its start and its end, in the unit of the
+    times given."""
 
     device: int
     step: PipelineStep
@@ -67,20 +71,26 @@ class Schedule:
 
     @property
     def idle_share(self) -> Any:
-        """The share of the devices' time in which they compute nothing, all-reduces included, from 0 to 1.
+        """The share of the devices' time in which they compute nothing, all-reduces included, from
+        0 to 1.
 
         It is a fraction if all times are integers or fractions.
         """
-        computed = sum(task.end - task.start for task in self.tasks if task.step.kind != "all-reduce")
+        computed = sum(
+            task.end - task.start for task in self.tasks if task.step.kind != "all-reduce"
+        )
         available = self.devices * self.seconds
-        return 1 - (computed / available if isinstance(computed, float) else Fraction(computed) / available)
+        return 1 - (
+            computed / available if isinstance(computed, float) else Fraction(computed) / available
+        )
 
     def of(self, device: int) -> list[Task]:
         """The tasks of a device, in order."""
         return [task for task in self.tasks if task.device == device]
 
     def held(self, device: int) -> int:
-        """The most micro-batches whose activations a device holds at a time: from their forward to their backward."""
+        """The most micro-batches whose activations a device holds at a time: from their forward to
+        their backward."""
         held = most = 0
         for task in self.of(device):
             held += task.step.kind == "forward"
@@ -90,7 +100,12 @@ class Schedule:
 
 
 def schedule(
-    name: str, devices: int, microbatches: int, forward: Any = 1, backward: Any = 2, all_reduce: Any = 0
+    name: str,
+    devices: int,
+    microbatches: int,
+    forward: Any = 1,
+    backward: Any = 2,
+    all_reduce: Any = 0,
 ) -> Schedule:
     """One update with equal devices.
 
@@ -113,9 +128,15 @@ def schedule(
     if all_reduce != 0:
         _checks.positive_number("all_reduce", all_reduce)
     times = {"forward": forward, "backward": backward, "all-reduce": all_reduce}
-    orders = [_order(name, stage, devices, microbatches, bool(all_reduce)) for stage in range(devices)]
+    orders = [
+        _order(name, stage, devices, microbatches, bool(all_reduce)) for stage in range(devices)
+    ]
     needs = _needs_in_pipeline if name in PIPELINES else _needs_of_replicas
-    tasks = simulate(orders, lambda device, step: times[step.kind], lambda device, step: needs(device, step, devices))
+    tasks = simulate(
+        orders,
+        lambda device, step: times[step.kind],
+        lambda device, step: needs(device, step, devices),
+    )
     return Schedule(name, devices, microbatches, tuple(tasks))
 
 
@@ -129,7 +150,8 @@ def simulate(
     Args:
         orders: the steps of each device.
         time: a function from a device and a step to the time that the step takes.
-        needs: a function from a device and a step to the (device, step) pairs that must have ended before.
+        needs: a function from a device and a step to the (device, step) pairs that must have ended
+            before.
 
     Returns:
         All tasks, each device's own in its order.
@@ -139,7 +161,8 @@ def simulate(
     """
     ends: dict[tuple[int, PipelineStep], Any] = {}
     tasks: list[Task] = []
-    done, free = [0] * len(orders), [0] * len(orders)
+    done = [0] * len(orders)
+    free = [0] * len(orders)
     while len(tasks) < sum(map(len, orders)):
         before = len(tasks)
         for device, order in enumerate(orders):
@@ -153,12 +176,16 @@ def simulate(
                 done[device] += 1
         if len(tasks) == before:
             waiting = [tuple(order[at]) for order, at in zip(orders, done) if at < len(order)]
-            raise ValueError(f"orders must have no steps that wait for each other. Received: waiting are {waiting}")
+            raise ValueError(
+                "orders must have no steps that wait for each other. Received: waiting are "
+                f"{waiting}"
+            )
     return tasks
 
 
 def ring_seconds(devices: int, gradient_bytes: float, bytes_per_second: float) -> float:
-    """The time of an all-reduce in a ring: every device sends 2 (p - 1) / p times the gradient. Latency is left out.
+    """The time of an all-reduce in a ring: every device sends 2 (p - 1) / p times the gradient.
+    Latency is left out.
 
     Source: Patarasuk and Yuan 2009, https://doi.org/10.1016/j.jpdc.2008.09.002.
 
@@ -178,10 +205,18 @@ def ring_seconds(devices: int, gradient_bytes: float, bytes_per_second: float) -
 
 
 def expected_idle_share(
-    name: str, devices: int, microbatches: int, forward: Any = 1, backward: Any = 2, all_reduce: Any = 0
+    name: str,
+    devices: int,
+    microbatches: int,
+    forward: Any = 1,
+    backward: Any = 2,
+    all_reduce: Any = 0,
 ) -> tuple[str, float]:
-    """The formula for the share of the time without computation, as text, and its value. Arguments: see `schedule`."""
-    p, m, computed = devices, microbatches, forward + backward
+    """The formula for the share of the time without computation, as text, and its value. Arguments:
+    see `schedule`."""
+    p = devices
+    m = microbatches
+    computed = forward + backward
     if name in PIPELINES:
         return "(p - 1) / (m + p - 1)", (p - 1) / (m + p - 1)
     meaning = f"with an all-reduce of a = {float(all_reduce):.3g} s"
@@ -190,19 +225,26 @@ def expected_idle_share(
     return f"a / (f + b + a) {meaning}", all_reduce / (computed + all_reduce)
 
 
-def _order(name: str, stage: int, devices: int, microbatches: int, reduces: bool) -> list[PipelineStep]:
+def _order(
+    name: str, stage: int, devices: int, microbatches: int, reduces: bool
+) -> list[PipelineStep]:
     """The steps of one device."""
     numbers = range(1, microbatches + 1)
     forward, backward, reduce = (
-        {number: PipelineStep(kind, number) for number in numbers} for kind in ("forward", "backward", "all-reduce")
+        {number: PipelineStep(kind, number) for number in numbers}
+        for kind in ("forward", "backward", "all-reduce")
     )
     if name in PIPELINES:
-        # The forward passes before the first backward pass: all in GPipe; in 1F1B as many as there are stages from
-        # this one to the last. Each backward pass is then followed by one more forward pass, as long as there are any.
+        # The forward passes before the first backward pass: all in GPipe; in 1F1B as many as there
+        # are stages from this one to the last. Each backward pass is then followed by one more
+        # forward pass, as long as there are any.
         ahead = microbatches if name == "gpipe" else min(devices - stage, microbatches)
         order = [forward[number] for number in range(1, ahead + 1)]
         for number in numbers:
-            order += [backward[number], *([forward[number + ahead]] if number + ahead <= microbatches else [])]
+            order += [
+                backward[number],
+                *([forward[number + ahead]] if number + ahead <= microbatches else []),
+            ]
         return order
     order = []
     for number in numbers:
@@ -212,15 +254,20 @@ def _order(name: str, stage: int, devices: int, microbatches: int, reduces: bool
     return order
 
 
-def _needs_in_pipeline(device: int, step: PipelineStep, devices: int) -> list[tuple[int, PipelineStep]]:
-    """A forward pass needs the stage before, a backward pass the stage after and the stage's own forward pass."""
+def _needs_in_pipeline(
+    device: int, step: PipelineStep, devices: int
+) -> list[tuple[int, PipelineStep]]:
+    """A forward pass needs the stage before, a backward pass the stage after and the stage's own
+    forward pass."""
     if step.kind == "forward":
         return [(device - 1, step)] if device else []
     own = (device, PipelineStep("forward", step.microbatch))
     return [own, *([(device + 1, step)] if device + 1 < devices else [])]
 
 
-def _needs_of_replicas(device: int, step: PipelineStep, devices: int) -> list[tuple[int, PipelineStep]]:
+def _needs_of_replicas(
+    device: int, step: PipelineStep, devices: int
+) -> list[tuple[int, PipelineStep]]:
     """An all-reduce needs all replicas' backward passes."""
     if step.kind != "all-reduce":
         return []

@@ -1,8 +1,8 @@
 """The state of a lab and its reactions: what happens when a control, a switch or a button is used.
 
-A session runs on the threads that handle the page's messages and the cells: the kernel's main thread and, in
-JupyterLab, others beside it. It reads the controls, decides which run is the current one, and leaves the training to
-the `Runner` and the answers to the page to the `Front`.
+A session runs on the threads that handle the page's messages and the cells: the kernel's main
+thread and, in JupyterLab, others beside it. It reads the controls, decides which run is the current
+one, and leaves the training to the `Runner` and the answers to the page to the `Front`.
 """
 
 import math
@@ -22,9 +22,11 @@ from gradlab.lab.widget.live_run import Pace, Run, State, Status
 from gradlab.lab.widget.panel import Panel, View
 from gradlab.lab.widget.runner import CLOSE_SECONDS, Runner
 
-# Debounce: a slider that is dragged changes again within this time, so values it passes through start no training. The
-# first change after a while starts one at once: most often it is the only one.
-DRAG_SECONDS, QUIET_SECONDS = 0.06, 0.25
+# Debounce: a slider that is dragged changes again within this time, so values it passes through
+# start no training. The first change after a while starts one at once: most often it is the only
+# one.
+DRAG_SECONDS = 0.06
+QUIET_SECONDS = 0.25
 STOP_SECONDS = 0.05  # in which most runs stop
 SHOW_SECONDS = 0.2  # between two pictures of a run for which a cell waits
 POINTS = 200  # earlier runs that stay in the views against k
@@ -41,7 +43,8 @@ class Session:
         seed: the first of the seeds.
         hide: names of controls, buttons and views to hide.
         lock: names of controls that cannot be changed.
-        rerun: whether a changed control, or a page that shows the lab for the first time, starts a run.
+        rerun: whether a changed control, or a page that shows the lab for the first time, starts a
+            run.
         against: the horizontal axis of the accuracy plot at first.
         executor: trains the runs in its workers; or None, to train in this process.
 
@@ -55,10 +58,18 @@ class Session:
     """
 
     def __init__(
-        self, experiment: Experiment, seed: int, hide: Names, lock: Names, rerun: bool, against: str, executor: Any
+        self,
+        experiment: Experiment,
+        seed: int,
+        hide: Names,
+        lock: Names,
+        rerun: bool,
+        against: str,
+        executor: Any,
     ):
         self.preset = self.experiment = experiment
-        self._seed, self._executor = seed, executor
+        self._seed = seed
+        self._executor = executor
         self._points: list[views.Point] = []  # of the runs before the current one
         self._writing = False  # True while the lab itself changes its controls
         self.runner = Runner()
@@ -80,8 +91,12 @@ class Session:
         panel = self.panel
         for name, action in actions.items():
             panel.buttons[name].on_click(lambda _, action=action: action())
-        panel.switches["pause"].observe(lambda change: self._change_pace(paused=change["new"]), names="value")
-        panel.switches["slow"].observe(lambda change: self._change_pace(slow=change["new"]), names="value")
+        panel.switches["pause"].observe(
+            lambda change: self._change_pace(paused=change["new"]), names="value"
+        )
+        panel.switches["slow"].observe(
+            lambda change: self._change_pace(slow=change["new"]), names="value"
+        )
         panel.switches["code"].observe(lambda change: self._list_code(), names="value")
         panel.switches["more"].observe(lambda change: panel.show_more(change["new"]), names="value")
         panel.against.observe(lambda change: self._front.tell(), names="value")
@@ -107,7 +122,8 @@ class Session:
         """Start a run of what the controls describe, in place of the current one.
 
         Args:
-            paused: whether the run waits for steps; otherwise its pace is that of the switch "slow".
+            paused: whether the run waits for steps; otherwise its pace is that of the switch
+                "slow".
             delay: seconds to wait before training starts.
         """
         if not self._read():
@@ -124,7 +140,8 @@ class Session:
             self._front.tell()
 
     def step(self, update: bool) -> None:
-        """Pause, and show one more micro-batch, or the rest of its window. If no run is under way, start one."""
+        """Pause, and show one more micro-batch, or the rest of its window. If no run is under way,
+        start one."""
         if self.runner.current is None or self.runner.current.over.is_set():
             self.start(paused=True)
         elif not self.runner.current.pace.paused:
@@ -142,12 +159,16 @@ class Session:
             self._front.tell()
 
     def reset(self) -> None:
-        """Stop the run, and restore the controls and plots to their initial state, except for the pinned runs."""
+        """Stop the run, and restore the controls and plots to their initial state, except for the
+        pinned runs."""
         self.stop()
         with self.runner.guard:
             self.runner.forget()
-            self._front.refusal, self.experiment = "", self.preset
-            self._points, self._begun, self._changed_at = [], True, -math.inf
+            self._front.refusal = ""
+            self.experiment = self.preset
+            self._points = []
+            self._begun = True
+            self._changed_at = -math.inf
             self.write(self.preset)
             self._show_pause(False)
             self.panel.progress.value = 0
@@ -176,7 +197,8 @@ class Session:
         """The views that are not hidden, by name, as pictures of the present numbers."""
         run = self.runner.current
         shown = replace(self._shown(run), result=None if run is None else run.result())
-        e, toy = self.experiment, self.panel.one_update
+        e = self.experiment
+        toy = self.panel.one_update
         first = {} if toy is None else {"toy": View(*toy.picture(e.towers * e.accumulation_steps))}
         return first | {name: View(*views.picture(name, shown)) for name in self.panel.charts.shown}
 
@@ -187,7 +209,9 @@ class Session:
     def wait(self, timeout: float) -> None:
         """Wait until the current run is over and shown, at most `timeout` seconds."""
         end = time.monotonic() + timeout
-        while (run := self.runner.current) is not None and not run.over.wait(min(SHOW_SECONDS, timeout)):
+        while (run := self.runner.current) is not None and not run.over.wait(
+            min(SHOW_SECONDS, timeout)
+        ):
             self._front.push()
             if time.monotonic() > end:
                 return
@@ -220,8 +244,10 @@ class Session:
         if self._writing or not self._read():
             return
         if self.panel.rerun.value:
-            self.runner.stop()  # at once: the old run would compete with what follows for the processor
-        before, self._changed_at = self._changed_at, time.monotonic()
+            # At once: the old run would compete with what follows for the processor
+            self.runner.stop()
+        before = self._changed_at
+        self._changed_at = time.monotonic()
         self._show_experiment()
         if self.panel.rerun.value:
             self.start(delay=DRAG_SECONDS if self._changed_at - before < QUIET_SECONDS else 0.0)
@@ -230,7 +256,8 @@ class Session:
         self._list_code()
 
     def _read(self) -> bool:
-        """Take over the values of the controls. If they cannot be run, say why and stop the current run."""
+        """Take over the values of the controls. If they cannot be run, say why and stop the current
+        run."""
         try:
             self.experiment = self.controls.read(self.experiment, self._seed)
         except ValueError as error:
@@ -244,7 +271,8 @@ class Session:
         return True
 
     def _keep_point(self, run: Run) -> None:
-        """Keep the point of a run that came to its end: the noise of the first updates is not that of a whole run."""
+        """Keep the point of a run that came to its end: the noise of the first updates is not that
+        of a whole run."""
         if run.progress < 1:
             return
         result = run.result()
@@ -264,14 +292,17 @@ class Session:
     @contextmanager
     def _quietly(self) -> Iterator[None]:
         """Ignore the change events that the lab itself causes."""
-        before, self._writing = self._writing, True
+        before = self._writing
+        self._writing = True
         try:
             yield
         finally:
             self._writing = before
 
     def _list_code(self) -> None:
-        self.panel.list_code(pins.code(self.experiment) if self.panel.switches["code"].value else "")
+        self.panel.list_code(
+            pins.code(self.experiment) if self.panel.switches["code"].value else ""
+        )
 
     def _show_experiment(self) -> None:
         with self.runner.guard:

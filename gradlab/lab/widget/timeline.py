@@ -1,7 +1,8 @@
 """Timeline: who computes what, and when, in one update of data parallelism or of a pipeline.
 
-What is left out, so that the formulas hold exactly: differences between devices, the optimizer's own time, the time to
-send activations between stages, the latency of an all-reduce, and its overlap with the backward pass.
+What is left out, so that the formulas hold exactly: differences between devices, the optimizer's
+own time, the time to send activations between stages, the latency of an all-reduce, and its overlap
+with the backward pass.
 """
 
 import html
@@ -23,10 +24,16 @@ MOST = {"devices": 16, "microbatches": 64, "megabytes": 10_000, "gigabits": 1000
 _LABELS = {
     "schedule": ("schedule", "How the devices share the work of one update."),
     "devices": ("devices p", "Number of replicas of the model, or of stages of the pipeline."),
-    "microbatches": ("micro-batches m", "Micro-batches per update: of each replica (k), or of the pipeline."),
+    "microbatches": (
+        "micro-batches m",
+        "Micro-batches per update: of each replica (k), or of the pipeline.",
+    ),
     "backward": ("backward / forward", "Time of a backward pass, relative to the forward pass."),
     "megabytes": ("gradient (MB)", "Size of the whole gradient. Only data parallelism sends it."),
-    "gigabits": ("bandwidth (Gbit/s)", "Bandwidth of each device. Only data parallelism uses it here."),
+    "gigabits": (
+        "bandwidth (Gbit/s)",
+        "Bandwidth of each device. Only data parallelism uses it here.",
+    ),
 }
 _CSS = """<style>
 .gradlab-timeline :focus-visible { outline: 2px solid #0072B2; outline-offset: 1px; }
@@ -35,14 +42,15 @@ _CSS = """<style>
 
 
 class Timeline:
-    """An interactive timeline of one update: sliders for the devices, micro-batches, times, gradient and bandwidth.
+    """An interactive timeline of one update: sliders for the devices, micro-batches, times,
+    gradient and bandwidth.
 
-    A micro-batch's forward pass through the whole network takes 0.1 s on one device. A stage of a pipeline has 1/p of
-    the layers, and takes 1/p of the time. An all-reduce is a ring.
+    A micro-batch's forward pass through the whole network takes 0.1 s on one device. A stage of a
+    pipeline has 1/p of the layers, and takes 1/p of the time. An all-reduce is a ring.
 
     Args:
-        schedule: "each" (data parallel, an all-reduce for each micro-batch), "window" (data parallel, one all-reduce
-            for each window), "gpipe" or "1f1b".
+        schedule: "each" (data parallel, an all-reduce for each micro-batch), "window" (data
+            parallel, one all-reduce for each window), "gpipe" or "1f1b".
         devices: p, at most 16.
         microbatches: m, at most 64: of each replica (k), or of the pipeline.
         backward: the time of a backward pass, relative to the forward pass, from 0.5 to 4.
@@ -90,9 +98,18 @@ class Timeline:
         self._show()
         sliders = widgets.GridBox(
             list(self.controls.values()),
-            layout={"grid_template_columns": "repeat(auto-fit, minmax(310px, 1fr))", "grid_gap": "2px 12px"},
+            layout={
+                "grid_template_columns": "repeat(auto-fit, minmax(310px, 1fr))",
+                "grid_gap": "2px 12px",
+            },
         )
-        parts = [widgets.HTML(_CSS), Page(layout={"display": "none"}), sliders, self._drawing, self._words]
+        parts = [
+            widgets.HTML(_CSS),
+            Page(layout={"display": "none"}),
+            sliders,
+            self._drawing,
+            self._words,
+        ]
         self.view = widgets.VBox(parts, layout={"max_width": "800px", "overflow": "hidden"})
         self.view.add_class("gradlab-lab").add_class("gradlab-timeline")
 
@@ -113,11 +130,14 @@ class Timeline:
     def _times(self) -> dict[str, Any]:
         """The arguments of `schedules.schedule`."""
         values = {name: control.value for name, control in self.controls.items()}
-        name, devices = values["schedule"], values["devices"]
+        name = values["schedule"]
+        devices = values["devices"]
         forward = FORWARD / devices if name in PIPELINES else FORWARD
         sent = 0.0
         if name not in PIPELINES:
-            sent = schedules.ring_seconds(devices, 1e6 * values["megabytes"], 1e9 / 8 * values["gigabits"])
+            sent = schedules.ring_seconds(
+                devices, 1e6 * values["megabytes"], 1e9 / 8 * values["gigabits"]
+            )
         times = {"forward": forward, "backward": values["backward"] * forward, "all_reduce": sent}
         return {"name": name, "devices": devices, "microbatches": values["microbatches"]} | times
 
@@ -150,7 +170,8 @@ def compare(timelines: Mapping[str, Timeline]) -> Drawing:
     """
     made = {title: timeline.schedule for title, timeline in timelines.items()}
     words = "\n".join(
-        f"{title}: {each.seconds:.3g} s. Devices compute nothing for {100 * each.idle_share:.1f} % of the time.\n"
+        f"{title}: {each.seconds:.3g} s. Devices compute nothing for {100 * each.idle_share:.1f} "
+        "% of the time.\n"
         f"{orders(each)}"
         for title, each in made.items()
     )
@@ -158,14 +179,16 @@ def compare(timelines: Mapping[str, Timeline]) -> Drawing:
 
 
 def describe(update: Schedule, formula: str, value: float) -> str:
-    """The numbers of a schedule in sentences: its time, its idle share beside the formula's, and its activations.
+    """The numbers of a schedule in sentences: its time, its idle share beside the formula's, and
+    its activations.
 
     Args:
         update: the schedule.
         formula: the formula of the idle share.
         value: the formula's value.
     """
-    p, m = update.devices, update.microbatches
+    p = update.devices
+    m = update.microbatches
     pipeline = update.name in PIPELINES
     total = m if pipeline else p * m
     held = max(range(p), key=update.held)  # the first device that holds the most
@@ -173,25 +196,31 @@ def describe(update: Schedule, formula: str, value: float) -> str:
     where = f"device {held + 1}" if pipeline else "each device"
     return (
         f"{NAMES[update.name][0].upper()}{NAMES[update.name][1:]}: p = {p}, m = {m}.\n"
-        f"Time of an update: {update.seconds:.3g} s for {_count(total)} ({total / update.seconds:.1f} a second).\n"
-        f"Time in which devices compute nothing: {100 * update.idle_share:.1f} %. "
-        f"Formula: {formula}: {100 * value:.1f} %.\n"
+        f"Time of an update: {update.seconds:.3g} s for {_count(total)} "
+        f"({total / update.seconds:.1f} a second).\n"
+        f"Time in which devices compute nothing: {100 * update.idle_share:.1f} %. Formula: "
+        f"{formula}: {100 * value:.1f} %.\n"
         f"Activations held at most: {_count(update.held(held))}, of {layers} ({where})."
     )
 
 
 def orders(update: Schedule) -> str:
-    """What each device does, in order: F3 and B3 are the passes of micro-batch 3, and A is an all-reduce."""
+    """What each device does, in order: F3 and B3 are the passes of micro-batch 3, and A is an
+    all-reduce."""
     letters = {"forward": "F{}", "backward": "B{}", "all-reduce": "A"}
     return "\n".join(
         f"device {device + 1}: "
-        + " ".join(letters[task.step.kind].format(task.step.microbatch) for task in update.of(device))
+        + " ".join(
+            letters[task.step.kind].format(task.step.microbatch) for task in update.of(device)
+        )
         for device in range(update.devices)
     )
 
 
 def _draw(made: Mapping[str, Schedule]) -> str:
-    labels = [f"{title or NAMES[each.name]}, {each.devices} devices" for title, each in made.items()]
+    labels = [
+        f"{title or NAMES[each.name]}, {each.devices} devices" for title, each in made.items()
+    ]
     return timeline_drawing.draw(made, f"Timeline of one update: {'; '.join(labels)}.")
 
 
@@ -201,7 +230,9 @@ def _controls(values: dict[str, Any]) -> dict[str, widgets.ValueWidget]:
         "devices": widgets.IntSlider(min=1, max=max(8, values["devices"])),
         "microbatches": widgets.IntSlider(min=1, max=max(32, values["microbatches"])),
         "backward": widgets.FloatSlider(min=0.5, max=4, step=0.5, readout_format=".1f"),
-        "megabytes": widgets.IntSlider(min=min(10, values["megabytes"]), max=max(2000, values["megabytes"]), step=10),
+        "megabytes": widgets.IntSlider(
+            min=min(10, values["megabytes"]), max=max(2000, values["megabytes"]), step=10
+        ),
         "gigabits": widgets.IntSlider(min=1, max=max(100, values["gigabits"])),
     }
     for name, widget in made.items():
@@ -210,7 +241,8 @@ def _controls(values: dict[str, Any]) -> dict[str, widgets.ValueWidget]:
         widget.style = {"description_width": "130px"}
         widget.layout = {"width": "auto"}
         widget.add_class(f"gradlab-{name}")
-    made["schedule"].layout = {"width": "auto", "max_width": "480px", "grid_column": "1 / -1"}  # a row of its own
+    # A row of its own
+    made["schedule"].layout = {"width": "auto", "max_width": "480px", "grid_column": "1 / -1"}
     return made
 
 
@@ -219,7 +251,9 @@ def _check(values: dict[str, Any]) -> None:
     for name, most in MOST.items():
         _checks.positive_integer(name, values[name])
         if values[name] > most:
-            raise ValueError(f"{name} must be at most {most} in a timeline. Received: {values[name]}")
+            raise ValueError(
+                f"{name} must be at most {most} in a timeline. Received: {values[name]}"
+            )
     _checks.positive_number("backward", values["backward"])
     if not 0.5 <= values["backward"] <= 4:
         raise ValueError(f"backward must be from 0.5 to 4. Received: {values['backward']!r}")

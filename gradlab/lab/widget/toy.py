@@ -1,11 +1,13 @@
-"""A toy problem that answers at once: noisy gradient descent on a two-dimensional quadratic, in NumPy alone.
+"""A toy problem that answers at once: noisy gradient descent on a two-dimensional quadratic, in
+NumPy alone.
 
 The browser repeats its arithmetic (one_update.js); here it is drawn for pages without widgets.
 
-The loss is L(w) = (h1 w1^2 + h2 w2^2) / 2. The gradient of a micro-batch is the true gradient h w plus noise of
-standard deviation s in each direction. A window averages k of them, so its noise has standard deviation s / sqrt(k).
-With the learning rate r, the descent w <- w - r g does not converge to 0. The variance v of w in each direction becomes
-stationary when v = (1 - r h)^2 v + r^2 s^2 / k, which gives
+The loss is L(w) = (h1 w1^2 + h2 w2^2) / 2. The gradient of a micro-batch is the true gradient h w
+plus noise of standard deviation s in each direction. A window averages k of them, so its noise has
+standard deviation s / sqrt(k). With the learning rate r, the descent w <- w - r g does not converge
+to 0. The variance v of w in each direction becomes stationary when v = (1 - r h)^2 v + r^2 s^2 / k,
+which gives
 
     variance of w = r s^2 / (k h (2 - r h))      and      mean loss = sum over directions of  r s^2 / (2 k (2 - r h))
 
@@ -32,8 +34,11 @@ NOISE = 2.0  # s
 UPDATES = 60
 LOOKED_AT = 2  # the update whose gradients are drawn at first
 MOST = 100  # micro-batches of a window
-UNIT = 2.0**-12  # The noise is a whole number of these, so that two bytes carry it to the browser exactly.
-SIZE, DOTS = (3.4, 2.6), 130  # of a picture: width and height in inches, pixels an inch
+# The noise is a whole number of these, so that two bytes carry it to the browser exactly.
+UNIT = 2.0**-12
+# of a picture: width and height in inches, pixels an inch
+SIZE = (3.4, 2.6)
+DOTS = 130
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,9 @@ class Descent:
         return self.gradients.mean(axis=0)
 
 
-def noise_floor(accumulation_steps: int, learning_rate: float = LEARNING_RATE, noise: float = NOISE) -> float:
+def noise_floor(
+    accumulation_steps: int, learning_rate: float = LEARNING_RATE, noise: float = NOISE
+) -> float:
     """The stationary mean loss of the descent, in closed form.
 
     Args:
@@ -72,12 +79,19 @@ def noise_floor(accumulation_steps: int, learning_rate: float = LEARNING_RATE, n
     16.0
     """
     _check(accumulation_steps, learning_rate, noise)
-    return float((learning_rate * noise**2 / (2 * accumulation_steps * (2 - learning_rate * CURVATURE))).sum())
+    return float(
+        (
+            learning_rate * noise**2 / (2 * accumulation_steps * (2 - learning_rate * CURVATURE))
+        ).sum()
+    )
 
 
 def draws(updates: int = UPDATES, seed: int = 0) -> np.ndarray:
-    """The noise of each micro-batch, standard normal, in units of `UNIT`: int16, shape (updates, MOST, 2)."""
-    return np.rint(np.random.default_rng(seed).normal(size=[updates, MOST, 2]) / UNIT).astype(np.int16)
+    """The noise of each micro-batch, standard normal, in units of `UNIT`: int16, shape (updates,
+    MOST, 2)."""
+    return np.rint(np.random.default_rng(seed).normal(size=[updates, MOST, 2]) / UNIT).astype(
+        np.int16
+    )
 
 
 def descend(
@@ -91,8 +105,8 @@ def descend(
     """Descend with windows of noisy gradients.
 
     Args:
-        accumulation_steps: k, the micro-batches of a window, at most `MOST`. A larger window has the micro-batches of a
-            smaller one, and more.
+        accumulation_steps: k, the micro-batches of a window, at most `MOST`. A larger window has
+            the micro-batches of a smaller one, and more.
         learning_rate: the learning rate, below 1.25. From there on the steep direction diverges.
         noise: the standard deviation of a micro-batch's gradient in each direction.
         updates: the number of updates.
@@ -104,11 +118,14 @@ def descend(
     """
     _check(accumulation_steps, learning_rate, noise)
     if accumulation_steps > MOST:
-        raise ValueError(f"accumulation_steps must be at most {MOST} in the toy. Received: {accumulation_steps}")
+        raise ValueError(
+            f"accumulation_steps must be at most {MOST} in the toy. Received: {accumulation_steps}"
+        )
     _checks.positive_integer("updates", updates)
     _checks.natural_number("seed", seed)
     drawn = noise * UNIT * draws(updates, seed)[:, :accumulation_steps]
-    points, looked_at = [np.asarray(start, float)], min(LOOKED_AT, updates - 1)
+    points = [np.asarray(start, float)]
+    looked_at = min(LOOKED_AT, updates - 1)
     for each in drawn:
         points.append(points[-1] - learning_rate * (CURVATURE * points[-1] + each.mean(axis=0)))
     path = np.array(points)
@@ -150,9 +167,20 @@ def _draw_background(figure: Figure, valley: Axes, losses: Axes) -> None:
     angle = np.linspace(0, 2 * np.pi, 60)
     for level in (0.5, 2, 5, 9):
         radii = np.sqrt(2 * level / CURVATURE)
-        valley.plot(radii[0] * np.cos(angle), radii[1] * np.sin(angle), color="#bbbbbb", linewidth=0.8)
-    valley.set(xlim=(-6.5, 5.5), ylim=(-4.5, 4.5), xticks=[], yticks=[], xlabel="weight 1", ylabel="weight 2")
-    losses.set(xlabel="updates", yscale="log", ylim=(3e-3, 20), xlim=(-3, UPDATES + 3), xticks=[0, UPDATES])
+        valley.plot(
+            radii[0] * np.cos(angle), radii[1] * np.sin(angle), color="#bbbbbb", linewidth=0.8
+        )
+    valley.set(
+        xlim=(-6.5, 5.5),
+        ylim=(-4.5, 4.5),
+        xticks=[],
+        yticks=[],
+        xlabel="weight 1",
+        ylabel="weight 2",
+    )
+    losses.set(
+        xlabel="updates", yscale="log", ylim=(3e-3, 20), xlim=(-3, UPDATES + 3), xticks=[0, UPDATES]
+    )
     losses.set_yticks([0.01, 0.1, 1, 10], labels=["0.01", "0.1", "1", "10"])
     losses.yaxis.set_minor_locator(NullLocator())
     valley.set_title("gradients, mean, path", fontsize=8, loc="left")
@@ -167,14 +195,17 @@ def draw_descent(valley: Axes, losses: Axes, descent: Descent) -> list[Any]:
     """Draw a descent on the two axes of its picture.
 
     Args:
-        valley: the axes for the path, the negative gradients as thin arrows, and their mean as a thick arrow.
+        valley: the axes for the path, the negative gradients as thin arrows, and their mean as a
+            thick arrow.
         losses: the axes for the loss and the noise floor.
         descent: what to draw.
 
     Returns:
-        The matplotlib artists, from back to front: path, arrows of the micro-batches, arrow of the mean, loss, floor.
+        The matplotlib artists, from back to front: path, arrows of the micro-batches, arrow of the
+        mean, loss, floor.
     """
-    path, mean = STYLES[0]["color"], STYLES[1]["color"]
+    path = STYLES[0]["color"]
+    mean = STYLES[1]["color"]
     at = descent.path[descent.looked_at]
     tails = np.tile(at, [len(descent.gradients), 1])
     arrows = {"angles": "xy", "scale_units": "xy", "scale": 2.0, "headwidth": 4}
@@ -193,4 +224,7 @@ def _check(accumulation_steps: int, learning_rate: float, noise: float) -> None:
     _checks.positive_number("noise", noise)
     limit = 2 / CURVATURE.max()
     if learning_rate >= limit:
-        raise ValueError(f"learning_rate must be below {limit:g}, or the toy diverges. Received: {learning_rate!r}")
+        raise ValueError(
+            f"learning_rate must be below {limit:g}, or the toy diverges. Received: "
+            f"{learning_rate!r}"
+        )

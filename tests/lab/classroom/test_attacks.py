@@ -1,7 +1,8 @@
-"""What a visitor or a local process may try against a classroom. Whatever serves a classroom must pass these tests.
+"""What a visitor or a local process may try against a classroom. Whatever serves a classroom must
+pass these tests.
 
-The tests in tests/browser/test_classroom.py show that visitors see what they should; these, that nobody can stop the
-others.
+The tests in tests/browser/test_classroom.py show that visitors see what they should; these, that
+nobody can stop the others.
 """
 
 import concurrent.futures
@@ -56,7 +57,9 @@ def test_a_page_names_no_other_host(server):
     for query in ("", "?template=reveal", "?template=classic&theme=dark"):
         hosts = set(re.findall(r"https?://([\w.-]+)", page_of(server.port, query)))
         assert hosts <= NAMES
-    with contextlib.closing(urllib.request.urlopen(f"http://127.0.0.1:{server.port}/", timeout=60)) as answer:
+    with contextlib.closing(
+        urllib.request.urlopen(f"http://127.0.0.1:{server.port}/", timeout=60)
+    ) as answer:
         assert "default-src 'self'" in answer.headers["Content-Security-Policy"]
 
 
@@ -65,10 +68,18 @@ def test_messages_on_which_a_server_would_hang(server):
     with pytest.raises(websocket.WebSocketBadStatusException, match="400"):
         channels(server.port, kernel, protocol=None)  # without the protocol by which Voila reads
     rng = random.Random(0)
-    hostile = [b"", b"\xff" * 8, b"\xff" * 1000, (3).to_bytes(8, "little") + b"\xff" * 24, bytes(2**21), "text"]
+    hostile = [
+        b"",
+        b"\xff" * 8,
+        b"\xff" * 1000,
+        (3).to_bytes(8, "little") + b"\xff" * 24,
+        bytes(2**21),
+        "text",
+    ]
     hostile += [rng.randbytes(rng.randrange(200)) for _ in range(100)]
     hostile += [(6).to_bytes(8, "little") + rng.randbytes(48) for _ in range(100)]
-    with contextlib.closing(channels(server.port, kernel)):  # a kernel without any page would end meanwhile
+    # A kernel without any page would end meanwhile
+    with contextlib.closing(channels(server.port, kernel)):
         for message in hostile:
             line = channels(server.port, kernel)
             with contextlib.suppress(OSError, websocket.WebSocketException):
@@ -80,11 +91,16 @@ def test_messages_on_which_a_server_would_hang(server):
 def test_answers_to_a_page_whose_socket_is_being_closed_do_not_hang_the_server(server):
     page = PageWithoutBrowser(server.port, Figures(), random.Random(0), time.monotonic() + DEADLINE)
     for number in range(20):  # its kernel answers each with the numbers of a run
-        page._tell("charts", {"method": "custom", "content": {"ask": str(number), "have": {}, "revision": 0}})
-    page._socket.send_binary(b"no message")  # on which the server closes the socket; the page does not answer that
+        page._tell(
+            "charts",
+            {"method": "custom", "content": {"ask": str(number), "have": {}, "revision": 0}},
+        )
+    # On which the server closes the socket; the page does not answer that
+    page._socket.send_binary(b"no message")
     page._socket.sock.settimeout(60)
     with contextlib.suppress(ConnectionResetError):
-        while page._socket.sock.recv(2**16):  # until the server has waited for the page's answer for a few seconds
+        # Until the server has waited for the page's answer for a few seconds
+        while page._socket.sock.recv(2**16):
             pass
     assert serves(server)
 
@@ -98,7 +114,9 @@ def test_who_only_loads_the_page_gets_no_more_kernels_than_there_may_be_visitors
     with pytest.raises(urllib.error.HTTPError) as refused:
         page_of(small.port)
     said = refused.value.read().decode()
-    assert "The classroom is full: it has 2 visitors. This page tries again every 3 seconds." in said
+    assert (
+        "The classroom is full: it has 2 visitors. This page tries again every 3 seconds." in said
+    )
     assert refused.value.headers["Refresh"] == "3"
 
 
@@ -115,8 +133,11 @@ def test_connections_that_ask_for_nothing_are_closed(server):
     with contextlib.ExitStack() as stack:
         silent = []
         for number in range(1_100):
-            line = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE))
-            line.sendall(b"GET / HTTP/1.1\r\nHost:"[: number % 23])  # all of them only begin a request
+            line = stack.enter_context(
+                socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE)
+            )
+            # All of them only begin a request
+            line.sendall(b"GET / HTTP/1.1\r\nHost:"[: number % 23])
             silent.append(line)
         assert serves(server)
         assert not any(line.recv(1000) for line in silent)  # each waits until it is closed

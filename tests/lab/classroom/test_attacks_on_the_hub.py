@@ -1,4 +1,5 @@
-"""What one visitor, or a local process, may try against the hub of a classroom: nobody else waits for it for long."""
+"""What one visitor, or a local process, may try against the hub of a classroom: nobody else waits
+for it for long."""
 
 import contextlib
 import socket
@@ -56,7 +57,8 @@ def send_one_update(line, experiment, stop, more):
 
 @pytest.fixture
 def classroom():
-    """A function that opens a classroom with one trainer and these limits, and gives a function that makes labs."""
+    """A function that opens a classroom with one trainer and these limits, and gives a function
+    that makes labs."""
     with contextlib.ExitStack() as stack:
 
         def open_hub(trainer=None, **limits):

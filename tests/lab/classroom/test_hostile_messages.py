@@ -1,4 +1,5 @@
-"""A page can send anything: random and hostile messages change nothing for good, and crash nothing."""
+"""A page can send anything: random and hostile messages change nothing for good, and crash
+nothing."""
 
 import contextlib
 import random
@@ -16,8 +17,33 @@ from gradlab.lab.experiments.run import run
 from gradlab.lab.experiments.stream import train_and_send
 
 VALUES = [
-    *(None, True, False, 0, 1, -1, 7, 10**9, 10**30, -(10**18), 0.5, float("nan"), float("inf"), 1e308, -0.0),
-    *("", "5", "x" * 100_000, "<script>alert(1)</script>", "sgd", "../../etc/passwd", "\ud83d", "updates"),
+    *(
+        None,
+        True,
+        False,
+        0,
+        1,
+        -1,
+        7,
+        10**9,
+        10**30,
+        -(10**18),
+        0.5,
+        float("nan"),
+        float("inf"),
+        1e308,
+        -0.0,
+    ),
+    *(
+        "",
+        "5",
+        "x" * 100_000,
+        "<script>alert(1)</script>",
+        "sgd",
+        "../../etc/passwd",
+        "\ud83d",
+        "updates",
+    ),
     *([], [1, 2], [[]], {}, {"a": {"b": []}}, {"value": 1}, [None] * 1000),
 ]
 FIELDS = ["ask", "have", "revision", "seen", "rename", "name", "remove", "download", "nothing"]
@@ -52,7 +78,8 @@ def parts(widget):
 
 
 def message(rng, target):
-    """A message of the page, as the kernel gets it: new values of a widget, or a question of the charts."""
+    """A message of the page, as the kernel gets it: new values of a widget, or a question of the
+    charts."""
     if isinstance(target, gradlab.lab.widget.charts.Charts) and rng.random() < 0.7:
         content = {rng.choice(FIELDS): rng.choice(VALUES) for _ in range(rng.randrange(4))}
         return {"method": "custom", "content": content}
@@ -71,7 +98,8 @@ def test_hostile_messages(seed, lab):
         # ipykernel catches and logs whatever a message raises.
         with contextlib.suppress(Exception):
             target._handle_msg({"content": {"data": message(rng, target)}, "buffers": []})
-    fresh = gradlab.AccumulationLab(executor=lab._session._executor, updates=5, seeds=2)  # another visitor's page
+    # Another visitor's page
+    fresh = gradlab.AccumulationLab(executor=lab._session._executor, updates=5, seeds=2)
     run_to_the_end(fresh)
     assert fresh.result == run(fresh.experiment)
     fresh.close()

@@ -37,7 +37,8 @@ class HeldTrainer:
 
 @pytest.fixture
 def classroom():
-    """A function that opens a classroom with one held trainer and these limits, and gives the trainer and the hub."""
+    """A function that opens a classroom with one held trainer and these limits, and gives the
+    trainer and the hub."""
     hubs = []
 
     def open_hub(**limits):
@@ -82,7 +83,12 @@ def test_the_trainer_goes_round_among_the_visitors(classroom):
     wait_until(lambda: third.place == 1 and again.place == 2)
     for _ in range(3):
         trainer.go.put("over")
-    assert [trainer.begun.get(timeout=LIMIT) for _ in range(4)] == ["one", "two", "three", "one again"]
+    assert [trainer.begun.get(timeout=LIMIT) for _ in range(4)] == [
+        "one",
+        "two",
+        "three",
+        "one again",
+    ]
     concurrent.futures.wait([second, third, again], timeout=LIMIT)
     assert second.result() is third.result() is again.result() is None and hub.waiting == 0
 
@@ -121,7 +127,9 @@ def test_a_run_whose_trainer_is_lost_comes_next_and_only_once(classroom):
     for word in ("lost", "lost", "over"):
         trainer.go.put(word)
     assert [trainer.begun.get(timeout=LIMIT) for _ in range(3)] == ["one", "one", "two"]
-    with pytest.raises(RuntimeError, match="^two trainers were lost, one after the other: press Run to try again$"):
+    with pytest.raises(
+        RuntimeError, match="^two trainers were lost, one after the other: press Run to try again$"
+    ):
         first.result(timeout=LIMIT)
 
 
@@ -131,7 +139,9 @@ def test_visitors_who_leave_take_their_runs_with_them(classroom):
     begin(one, "one")
     ask(two, "two")
     full = ask(visitor(hub), "three")
-    with pytest.raises(ValueError, match="^the classroom is full: it has 2 visitors. Try again later$"):
+    with pytest.raises(
+        ValueError, match="^the classroom is full: it has 2 visitors. Try again later$"
+    ):
         full.result(timeout=LIMIT)
     assert hub.visitors == 2 and hub.waiting == 1
     two.shutdown()
@@ -163,13 +173,18 @@ def test_a_long_turn_ends_when_others_wait_and_only_then(classroom):
     first = begin(one, "one")
     assert not concurrent.futures.wait([first], timeout=1).done  # nobody waits
     second = ask(two, "two")
-    with pytest.raises(ValueError, match="^ended after 0.05 seconds, because others wait for a trainer. Press Run"):
+    with pytest.raises(
+        ValueError, match="^ended after 0.05 seconds, because others wait for a trainer. Press Run"
+    ):
         first.result(timeout=LIMIT)
     trainer.go.put("lost")  # a run that has ended is not tried again
     wait_until(lambda: second.place == 0)
     trainer.go.put("over")
     assert second.result(timeout=LIMIT) is None
-    assert [trainer.begun.get(timeout=LIMIT) for _ in range(2)] == ["one", "two"] and trainer.begun.empty()
+    assert [trainer.begun.get(timeout=LIMIT) for _ in range(2)] == [
+        "one",
+        "two",
+    ] and trainer.begun.empty()
 
 
 def test_a_run_without_a_trainer_fails_and_the_next_one_does_not(classroom):
@@ -191,7 +206,9 @@ def test_a_hub_that_ends_fails_what_waits(classroom):
     waiting = ask(two, "two")
     hub.close()
     trainer.go.put("over")
-    with pytest.raises(ConnectionError, match="^the classroom's server is gone: reload the page when it is back$"):
+    with pytest.raises(
+        ConnectionError, match="^the classroom's server is gone: reload the page when it is back$"
+    ):
         waiting.result(timeout=LIMIT)
     with pytest.raises(ConnectionError):
         two.submit(None, "late", b"", SMALL.to_json(), None).result(timeout=LIMIT)
@@ -200,27 +217,28 @@ def test_a_hub_that_ends_fails_what_waits(classroom):
 TOO_MUCH = {
     "batch": (
         dict(microbatch_size=100, accumulation_steps=50, seeds=3),
-        f"seeds * towers * accumulation_steps * microbatch_size must be at most {BATCH} in this classroom. "
-        "Received: 3 * 5000 = 15000",
+        f"seeds * towers * accumulation_steps * microbatch_size must be at most {BATCH} in this "
+        "classroom. Received: 3 * 5000 = 15000",
     ),
     "updates": (
         dict(updates=10**9),
-        "a run may use at most 10000000 examples in this classroom, over all its seeds. Received: 1 * 100000000000 = "
-        "100000000000",
+        "a run may use at most 10000000 examples in this classroom, over all its seeds. Received: "
+        "1 * 100000000000 = 100000000000",
     ),
     "examples": (
         dict(updates=None, examples=10**7, seeds=20),
-        "a run may use at most 10000000 examples in this classroom, over all its seeds. Received: 20 * 10000000 = "
-        "200000000",
+        "a run may use at most 10000000 examples in this classroom, over all its seeds. Received: "
+        "20 * 10000000 = 200000000",
     ),
     "micro-batches": (
         dict(updates=10**7, microbatch_size=1, accumulation_steps=1),
-        "a run may use at most 250000 micro-batches in this classroom, over all its seeds. Received: 1 * 10000000 = "
-        "10000000",
+        "a run may use at most 250000 micro-batches in this classroom, over all its seeds. "
+        "Received: 1 * 10000000 = 10000000",
     ),
     "seconds": (
         dict(updates=None, seconds=61),
-        "a run may train for at most 60 seconds in this classroom, over all its seeds. Received: 1 * 61",
+        "a run may train for at most 60 seconds in this classroom, over all its seeds. Received: "
+        "1 * 61",
     ),
 }
 
@@ -236,7 +254,9 @@ def test_what_takes_too_much_is_refused_before_it_waits(name, classroom):
     assert ask(visitor(hub), "as proposed").place is not None  # the hub goes on
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"model": "dense", "updates": NaN}', '{"k": 5}', '{"seeds": 1e400}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"model": "dense", "updates": NaN}', '{"k": 5}', '{"seeds": 1e400}']
+)
 def test_texts_that_are_no_experiment(text, classroom):
     trainer, hub = classroom()
     someone = visitor(hub)

@@ -16,10 +16,13 @@ def test_idle_time_counts_from_when_a_kernel_left_the_reserve(monkeypatch):
 
     monkeypatch.setattr(AsyncMappingKernelManager, "cull_kernel_if_idle", end)
     monkeypatch.setattr(kernels.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(kernels.Kernels, "__contains__", lambda self, kernel_id: kernel_id != "gone")
+    monkeypatch.setattr(
+        kernels.Kernels, "__contains__", lambda self, kernel_id: kernel_id != "gone"
+    )
     manager = kernels.Kernels(cull_idle_timeout=45)
     seen = []
-    pool = concurrent.futures.ThreadPoolExecutor(1)  # browser tests leave an event loop in this thread
+    # Browser tests leave an event loop in this thread
+    pool = concurrent.futures.ThreadPoolExecutor(1)
     for second in range(0, 61, 15):
         now[0] = 1000.0 + second
         for kernel in ("one", "gone"):

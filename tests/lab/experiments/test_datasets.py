@@ -61,7 +61,9 @@ def test_the_script_reads_idx_and_checks_it(tmp_path):
     np.testing.assert_array_equal(make_mnist.read_idx(path, good, (1, 2, 3)), array)
     with pytest.raises(ValueError, match="some-idx3-ubyte must have the SHA-256 00. Received: "):
         make_mnist.read_idx(path, "00", (1, 2, 3))
-    with pytest.raises(ValueError, match=r"some-idx3-ubyte must hold an array of shape \(2, 1, 3\)"):
+    with pytest.raises(
+        ValueError, match=r"some-idx3-ubyte must hold an array of shape \(2, 1, 3\)"
+    ):
         make_mnist.read_idx(path, good, (2, 1, 3))
 
 
@@ -81,17 +83,23 @@ def test_a_truncated_or_altered_file_is_refused_by_name(copy):
     altered[len(altered) // 2] ^= 1
     for bad in (content[:-1], content[:1000], b"", bytes(altered)):
         copy.write_bytes(bad)
-        with pytest.raises(ValueError, match=r"mnist.npz must have the SHA-256 .*truncated or altered.* Received: "):
+        with pytest.raises(
+            ValueError, match=r"mnist.npz must have the SHA-256 .*truncated or altered.* Received: "
+        ):
             datasets.read_verified(copy)
 
 
 def test_a_missing_or_unlisted_file_is_named(copy):
     other = copy.with_name("other.npz")
     other.write_bytes(b"")
-    with pytest.raises(ValueError, match="other.npz must be listed in checksums.txt. Received: mnist.npz"):
+    with pytest.raises(
+        ValueError, match="other.npz must be listed in checksums.txt. Received: mnist.npz"
+    ):
         datasets.read_verified(other)
     copy.unlink()
-    with pytest.raises(FileNotFoundError, match=r"data file mnist.npz is missing from .*git checkout"):
+    with pytest.raises(
+        FileNotFoundError, match=r"data file mnist.npz is missing from .*git checkout"
+    ):
         datasets.read_verified(copy)
 
 
@@ -107,27 +115,40 @@ def test_load_uses_the_check(copy, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "examples"), [("fashion_mnist", (28, 28), 60_000), ("cifar10", (32, 32, 3), 50_000)]
+    ("name", "shape", "examples"),
+    [("fashion_mnist", (28, 28), 60_000), ("cifar10", (32, 32, 3), 50_000)],
 )
 def test_the_other_data_sets_come_from_keras(name, shape, examples, monkeypatch):
     """Arrays of the shapes that Keras returns, without the download."""
     labels = np.arange(examples) % 10
-    train = np.zeros((examples, *shape), np.uint8), labels.reshape(-1, 1) if name == "cifar10" else labels
+    train = (
+        np.zeros((examples, *shape), np.uint8),
+        labels.reshape(-1, 1) if name == "cifar10" else labels,
+    )
     test = np.full((10, *shape), 255, np.uint8), labels[:10]
     monkeypatch.setattr(getattr(keras.datasets, name), "load_data", lambda: (train, test))
     datasets.load.cache_clear()
     data = datasets.load(name)
-    assert data.train_images.shape == (datasets.TRAINING_EXAMPLES[name], *shape[:2], 3 if name == "cifar10" else 1)
+    assert data.train_images.shape == (
+        datasets.TRAINING_EXAMPLES[name],
+        *shape[:2],
+        3 if name == "cifar10" else 1,
+    )
     assert data.test_images.min() == 1 and data.train_labels.ndim == 1
     datasets.load.cache_clear()
 
 
 def test_a_failed_download_raises_an_error_that_names_mnist(monkeypatch):
     def fails():
-        raise Exception("URL fetch failure on https://example.org/data.gz: None -- [Errno -2] unknown name")
+        raise Exception(
+            "URL fetch failure on https://example.org/data.gz: None -- [Errno -2] unknown name"
+        )
 
     monkeypatch.setattr(keras.datasets.cifar10, "load_data", fails)
-    with pytest.raises(OSError, match=r'cifar10 must be downloaded .* failed; "mnist" needs no network. Received: URL'):
+    with pytest.raises(
+        OSError,
+        match=r'cifar10 must be downloaded .* failed; "mnist" needs no network. Received: URL',
+    ):
         datasets.load("cifar10")
 
 
@@ -139,13 +160,22 @@ def test_a_download_in_a_thread_prints_nothing(monkeypatch, capsys):
 
     monkeypatch.setattr(keras.datasets.cifar10, "load_data", fails)
     for in_thread, printed in ((False, "Downloading data"), (True, "")):
-        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as pool, pytest.raises(OSError):
-            pool.submit(datasets.load, "cifar10").result() if in_thread else datasets.load("cifar10")
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            ThreadPoolExecutor() as pool,
+            pytest.raises(OSError),
+        ):
+            pool.submit(datasets.load, "cifar10").result() if in_thread else datasets.load(
+                "cifar10"
+            )
         assert capsys.readouterr().out[:16] == printed
 
 
 def test_unknown_names_list_the_known():
-    with pytest.raises(ValueError, match="dataset must be one of mnist, fashion_mnist, cifar10. Received: 'imagenet'"):
+    with pytest.raises(
+        ValueError,
+        match="dataset must be one of mnist, fashion_mnist, cifar10. Received: 'imagenet'",
+    ):
         datasets.load("imagenet")
 
 
@@ -154,7 +184,9 @@ def test_a_wheel_outside_the_checkout_finds_its_data(tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     for folder in ("gradlab", "data", "notebooks"):
-        shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__")
+        )
     for file in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / file, source)
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
@@ -165,9 +197,14 @@ def test_a_wheel_outside_the_checkout_finds_its_data(tmp_path):
         timeout=120,
     )
     [wheel] = wheels.glob("gradlab-*.whl")
-    subprocess.run([*pip, "install", "--no-deps", "--no-index", "--target", site, wheel], check=True, timeout=120)
+    subprocess.run(
+        [*pip, "install", "--no-deps", "--no-index", "--target", site, wheel],
+        check=True,
+        timeout=120,
+    )
     program = (
-        "from gradlab.lab.experiments import datasets; print(datasets.data_folder(), len(datasets.load().train_labels))"
+        "from gradlab.lab.experiments import datasets; print(datasets.data_folder(), "
+        "len(datasets.load().train_labels))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],

@@ -11,10 +11,16 @@ from gradlab.lab.experiments.experiment import Experiment
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (dict(dataset="digits"), "dataset must be one of mnist, fashion_mnist, cifar10. Received: 'digits'"),
+        (
+            dict(dataset="digits"),
+            "dataset must be one of mnist, fashion_mnist, cifar10. Received: 'digits'",
+        ),
         (dict(model="resnet"), "model must be one of lenet, dense, vgg. Received: 'resnet'"),
         (dict(method="magic"), "method must be one of large_batch, .* Received: 'magic'"),
-        (dict(optimizer="lion"), "optimizer must be one of sgd, momentum, adam, adamw. Received: 'lion'"),
+        (
+            dict(optimizer="lion"),
+            "optimizer must be one of sgd, momentum, adam, adamw. Received: 'lion'",
+        ),
         (dict(accumulation_steps=0), "accumulation_steps must be a positive integer. Received: 0"),
         (dict(microbatch_size="4"), "microbatch_size must be a positive integer. Received: '4'"),
         (dict(updates=-3), "updates must be a positive integer. Received: -3"),
@@ -22,13 +28,25 @@ from gradlab.lab.experiments.experiment import Experiment
         (dict(examples=0), "examples must be a positive integer. Received: 0"),
         (dict(seconds=0), "seconds must be a finite number above 0. Received: 0"),
         (dict(seconds=float("inf")), "seconds must be a finite number above 0. Received: inf"),
-        (dict(updates=5, examples=50), "one budget: updates, examples or seconds. Received: updates=5, examples=50"),
+        (
+            dict(updates=5, examples=50),
+            "one budget: updates, examples or seconds. Received: updates=5, examples=50",
+        ),
         (dict(eval_every=2.5), "eval_every must be None or a positive integer. Received: 2.5"),
         (dict(eval_every=0), "eval_every must be None or a positive integer. Received: 0"),
         (dict(learning_rate=0), "learning_rate must be a finite number above 0. Received: 0"),
-        (dict(learning_rate=float("nan")), "learning_rate must be a finite number above 0. Received: nan"),
-        (dict(seeds=0), "seeds must be different integers of 0 or more, or a positive integer. Received: 0"),
-        (dict(seeds="3"), "seeds must be different integers of 0 or more, or a positive integer. Received: '3'"),
+        (
+            dict(learning_rate=float("nan")),
+            "learning_rate must be a finite number above 0. Received: nan",
+        ),
+        (
+            dict(seeds=0),
+            "seeds must be different integers of 0 or more, or a positive integer. Received: 0",
+        ),
+        (
+            dict(seeds="3"),
+            "seeds must be different integers of 0 or more, or a positive integer. Received: '3'",
+        ),
         (dict(seeds=()), r"at least one seed, all different. Received: \(\)"),
         (dict(seeds=(1, 1)), r"at least one seed, all different. Received: \(1, 1\)"),
         (dict(seeds=(1, -1)), "a seed must be an integer of 0 or more. Received: -1"),
@@ -69,7 +87,10 @@ def test_json_keeps_everything(experiment):
 
 
 def test_by_default_the_budget_decides_when_the_accuracy_is_measured():
-    assert Experiment().eval_every is None and Experiment.from_json('{"updates": 60}').eval_every is None
+    assert (
+        Experiment().eval_every is None
+        and Experiment.from_json('{"updates": 60}').eval_every is None
+    )
 
 
 @pytest.mark.parametrize(

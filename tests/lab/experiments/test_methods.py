@@ -1,4 +1,5 @@
-"""The five methods: each makes the large batch's update, and the check of that fails on every planted bug."""
+"""The five methods: each makes the large batch's update, and the check of that fails on every
+planted bug."""
 
 import functools
 import itertools
@@ -22,8 +23,8 @@ OPTIMIZERS = optimizers.OPTIMIZERS
 WAYS = [("large_batch", 1), ("microbatched", 1)] + [
     (name, towers) for name in ("towers", "placeholders", "variables") for towers in (1, 2, 3)
 ]
-# The (optimizer, clip_norm) that are tried with each way. The number of towers concerns the average only, whatever gets
-# it, so most optimizers are tried with three towers.
+# The (optimizer, clip_norm) that are tried with each way. The number of towers concerns the average
+# only, whatever gets it, so most optimizers are tried with three towers.
 HALF = [("sgd", None), ("momentum", 0.25), ("adam", None), ("adamw", 0.25)]
 OTHER_HALF = [("sgd", 0.25), ("momentum", None), ("adam", 0.25), ("adamw", None)]
 CELLS = {
@@ -33,10 +34,14 @@ CELLS = {
     ("placeholders", 3): OTHER_HALF,
     ("variables", 3): HALF,
     **{(name, 2): [("adam", 0.25)] for name in ("towers", "placeholders", "variables")},
-    **{(name, 1): [("sgd", None), ("adamw", 0.25)] for name in ("towers", "placeholders", "variables")},
+    **{
+        (name, 1): [("sgd", None), ("adamw", 0.25)]
+        for name in ("towers", "placeholders", "variables")
+    },
 }
 SCHEDULE = (0.125, 0.0625, 0.25, 0.03125)  # the learning rate of each update; exact in float32
-COUNTED = [SCHEDULE[min(3, micro_batches)] for micro_batches in (0, 3, 5, 6)]  # that of a wrong count
+# That of a wrong count
+COUNTED = [SCHEDULE[min(3, micro_batches)] for micro_batches in (0, 3, 5, 6)]
 
 
 def _logits(w, x, dropout_seed):
@@ -58,7 +63,10 @@ built = functools.lru_cache(maxsize=None)(build)
 def distance(ours: dict, theirs: dict) -> float:
     """The largest difference of two sets of weights, relative to the largest weight."""
     largest = max(np.abs(value).max() for value in theirs.values())
-    return max(np.abs(np.asarray(ours[name], np.float64) - theirs[name]).max() for name in theirs) / largest
+    return (
+        max(np.abs(np.asarray(ours[name], np.float64) - theirs[name]).max() for name in theirs)
+        / largest
+    )
 
 
 def loss_of(record) -> float:
@@ -67,7 +75,8 @@ def loss_of(record) -> float:
 
 
 def check(method, optimizer, clip_norm=None, schedule=SCHEDULE, tolerance=1e-12):
-    """Fails unless the method follows the reference over four ragged windows with weights, clipping and a schedule."""
+    """Fails unless the method follows the reference over four ragged windows with weights, clipping
+    and a schedule."""
     start = reference.initial_weights()
     expected = reference.Trainer(optimizer, start, clip_norm)
     method.reset(start)
@@ -104,12 +113,15 @@ def test_these_checks_involve_clipping():
         check(built("variables", 1, "sgd", 0.25), "sgd", clip_norm=None)
 
 
-# Each way has one optimizer and one type here, since every other combination is another graph to build.
+# Each way has one optimizer and one type here, since every other combination is another graph to
+# build.
 KINDS = [
     (name_and_towers, *kind)
     for name_and_towers, kind in zip(
         WAYS[1:],
-        itertools.cycle([("adam", "float64", 1e-12), ("sgd", "float64", 1e-12), ("adamw", "float32", 1e-5)]),
+        itertools.cycle(
+            [("adam", "float64", 1e-12), ("sgd", "float64", 1e-12), ("adamw", "float32", 1e-5)]
+        ),
     )
 ]
 
@@ -121,7 +133,9 @@ KINDS = [
     weighted=st.booleans(),
     seed=st.integers(0, 2**16),
 )
-def test_every_method_makes_the_update_of_the_large_batch(kind, microbatch_size, sizes, weighted, seed):
+def test_every_method_makes_the_update_of_the_large_batch(
+    kind, microbatch_size, sizes, weighted, seed
+):
     (name, towers), optimizer, dtype, tolerance = kind
     ours = built(name, towers, optimizer, 0.5, dtype)
     theirs = built("large_batch", 1, optimizer, 0.5, dtype)
@@ -143,22 +157,32 @@ def test_every_method_makes_the_update_of_the_large_batch(kind, microbatch_size,
 
 def _sum_for_mean(monkeypatch):
     mean = GradientAccumulator.mean
-    monkeypatch.setattr(GradientAccumulator, "mean", lambda self: [g * self.weight for g in mean(self)])
+    monkeypatch.setattr(
+        GradientAccumulator, "mean", lambda self: [g * self.weight for g in mean(self)]
+    )
 
 
 def _sum_for_mean_over_towers(monkeypatch):
     average = gradlab_towers.average_gradients
-    monkeypatch.setattr(gradlab_towers, "average_gradients", lambda g, w: [(m * len(g), v) for m, v in average(g, w)])
+    monkeypatch.setattr(
+        gradlab_towers,
+        "average_gradients",
+        lambda g, w: [(m * len(g), v) for m, v in average(g, w)],
+    )
 
 
 def _sum_for_mean_on_the_host(monkeypatch):
     average = static_graph.average_on_host
-    monkeypatch.setattr(static_graph, "average_on_host", lambda g, w: [mean * len(g) for mean in average(g, w)])
+    monkeypatch.setattr(
+        static_graph, "average_on_host", lambda g, w: [mean * len(g) for mean in average(g, w)]
+    )
 
 
 def _divide_by_k(monkeypatch):
     add = GradientAccumulator.add
-    monkeypatch.setattr(GradientAccumulator, "add", lambda self, gradients, weight: add(self, gradients, 1.0))
+    monkeypatch.setattr(
+        GradientAccumulator, "add", lambda self, gradients, weight: add(self, gradients, 1.0)
+    )
 
 
 def _divide_by_k_on_the_host(monkeypatch):
@@ -179,13 +203,16 @@ def _micro_batches_counted_equal(monkeypatch):
             with tf.GradientTape() as tape:
                 weight = tf.reduce_sum(weights[rows])
                 mean = tf.math.divide_no_nan(
-                    tf.reduce_sum(loss((batch[0][rows], batch[1][rows]), step) * weights[rows]), weight
+                    tf.reduce_sum(loss((batch[0][rows], batch[1][rows]), step) * weights[rows]),
+                    weight,
                 )
             results.append((tape.gradient(mean, variables), mean, weight))
         count = tf.cast(-(-tf.shape(weights)[0] // 4), weights.dtype)
         gradients = [tf.add_n(column) / count for column in zip(*(g for g, *_ in results))]
         weights = tf.stack([w for *_, w in results])
-        return Window(gradients, tf.stack([m for _, m, _ in results]), weights, tf.zeros_like(weights))
+        return Window(
+            gradients, tf.stack([m for _, m, _ in results]), weights, tf.zeros_like(weights)
+        )
 
     monkeypatch.setattr(compiled, "window_gradients", window_gradients)
 
@@ -248,7 +275,8 @@ PLANTS = [
 def test_a_planted_bug_is_caught(plant, name, towers, monkeypatch):
     plant(monkeypatch)
     with pytest.raises(AssertionError):
-        for clip_norm in (None, 0.25):  # clipping hides a wrong scale; without clipping its wrong place has no effect
+        # Clipping hides a wrong scale; without clipping its wrong place has no effect
+        for clip_norm in (None, 0.25):
             check(build(name, towers, "sgd", clip_norm), "sgd", clip_norm)
 
 
@@ -282,18 +310,24 @@ def test_losses_and_norms_are_those_of_the_micro_batches(name, towers):
         expected = [4, 4, 1, 1] if towers == 2 else [3, 3, 4]
     assert record.weights.tolist() == expected
     ends = np.cumsum(expected)
-    windows = zip((*record.losses, loss_of(record)), (*record.gradient_norms, record.window_gradient_norm))
+    windows = zip(
+        (*record.losses, loss_of(record)), (*record.gradient_norms, record.window_gradient_norm)
+    )
     for (loss, norm), begin, end in zip(windows, (*(ends - expected), 0), (*ends, 10)):
         batch = x[begin:end], labels[begin:end], np.ones(end - begin)
         expected_loss, gradients = reference.loss_and_gradients(start, *batch)
         assert abs(loss - expected_loss) < 1e-12
-        assert norm == pytest.approx(np.sqrt(sum((g**2).sum() for g in gradients.values())), rel=1e-12)
+        assert norm == pytest.approx(
+            np.sqrt(sum((g**2).sum() for g in gradients.values())), rel=1e-12
+        )
 
 
 @pytest.mark.parametrize("name", ["large_batch", "microbatched"])
 def test_the_compiled_methods_are_traced_once_for_any_size(name):
     traced = []
-    model = models.Model("tiny", (4,), reference.SHAPES, lambda *inputs: traced.append(1) or _logits(*inputs))
+    model = models.Model(
+        "tiny", (4,), reference.SHAPES, lambda *inputs: traced.append(1) or _logits(*inputs)
+    )
     method = methods.build(name, model, optimizers.OptimizerConfig("adam"), dtype="float64")
     method.reset(reference.initial_weights())
     before = len(traced)
@@ -304,12 +338,15 @@ def test_the_compiled_methods_are_traced_once_for_any_size(name):
 
 
 def test_micro_batches_in_flight_change_no_bit():
-    """The sums are passed from one micro-batch to the next, so the order of the additions is always the same."""
+    """The sums are passed from one micro-batch to the next, so the order of the additions is always
+    the same."""
     model, found = models.lenet(), []
     rng = np.random.default_rng(0)
     x, labels = rng.random([50, 28, 28, 1], np.float32), rng.integers(0, 10, 50)
     for in_flight in (1, 3):
-        method = methods.Microbatched(model, optimizers.OptimizerConfig("adam"), in_flight=in_flight)
+        method = methods.Microbatched(
+            model, optimizers.OptimizerConfig("adam"), in_flight=in_flight
+        )
         method.reset(model.initial_weights(0))
         for number in range(3):
             method.update(x, labels, 4, 1e-3, dropout_seed=(0, 13 * number))
@@ -320,7 +357,8 @@ def test_micro_batches_in_flight_change_no_bit():
 
 
 def test_methods_with_the_same_seeds_drop_the_same_units():
-    """The masks are drawn per micro-batch, so the large batch drops other units; the other methods agree."""
+    """The masks are drawn per micro-batch, so the large batch drops other units; the other methods
+    agree."""
     model, config = models.lenet(), optimizers.OptimizerConfig("sgd")
     generator = np.random.default_rng(0)
     x, labels = generator.random((7, 28, 28, 1), np.float32), generator.integers(0, 10, 7)
@@ -354,9 +392,15 @@ X, LABELS = reference.batch(6)
         (dict(microbatch_size=-1), "microbatch_size must be a positive integer. Received: -1"),
         (dict(microbatch_size=2.5), "microbatch_size must be a positive integer. Received: 2.5"),
         (dict(microbatch_size=True), "microbatch_size must be a positive integer. Received: True"),
-        (dict(features=X[:, :3]), r"features must have the shape \(examples, 4\). Received: \(6, 3\)"),
+        (
+            dict(features=X[:, :3]),
+            r"features must have the shape \(examples, 4\). Received: \(6, 3\)",
+        ),
         (dict(labels=LABELS[:5]), "same number of examples, at least one. Received: 6, 5, 5"),
-        (dict(features=X[:0], labels=LABELS[:0]), "same number of examples, at least one. Received: 0, 0, 0"),
+        (
+            dict(features=X[:0], labels=LABELS[:0]),
+            "same number of examples, at least one. Received: 0, 0, 0",
+        ),
         (dict(labels=LABELS + 1), "labels must be classes from 0 to 2. Received: 3"),
         (dict(labels=LABELS + 0.5), "labels must be integers. Received: float64"),
         (dict(weights=np.zeros(6)), "weights must be finite, 0 or more, and not all 0"),
@@ -372,13 +416,21 @@ def test_invalid_input_raises_an_error_that_names_the_value(name, arguments, sen
 
 def test_unknown_names_list_the_known():
     config = optimizers.OptimizerConfig()
-    with pytest.raises(ValueError, match="method must be one of large_batch, towers, .* Received: 'magic'"):
+    with pytest.raises(
+        ValueError, match="method must be one of large_batch, towers, .* Received: 'magic'"
+    ):
         methods.build("magic", TINY, config)
-    with pytest.raises(ValueError, match="optimizer must be one of sgd, momentum, adam, adamw. Received: 'lion'"):
+    with pytest.raises(
+        ValueError, match="optimizer must be one of sgd, momentum, adam, adamw. Received: 'lion'"
+    ):
         optimizers.OptimizerConfig("lion")
-    with pytest.raises(ValueError, match='towers must be 1 for method "microbatched".* Received: 2'):
+    with pytest.raises(
+        ValueError, match='towers must be 1 for method "microbatched".* Received: 2'
+    ):
         methods.build("microbatched", TINY, config, towers=2)
-    with pytest.raises(ValueError, match=r"towers must be at most 3, .*setup\(towers=9\).* Received: 9"):
+    with pytest.raises(
+        ValueError, match=r"towers must be at most 3, .*setup\(towers=9\).* Received: 9"
+    ):
         methods.build("towers", TINY, config, towers=9)
     with pytest.raises(ValueError, match="clip_norm must be a finite number above 0. Received: 0"):
         optimizers.OptimizerConfig(clip_norm=0)

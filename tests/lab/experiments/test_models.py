@@ -87,7 +87,9 @@ def test_dropout_depends_only_on_its_seed():
     compiled = tf.function(lambda seed: model.logits(weights, x, seed))
     first = compiled(tf.constant([1, 2])).numpy()
     assert np.array_equal(first, compiled(tf.constant([1, 2])))
-    np.testing.assert_allclose(first, model.logits(weights, x, tf.constant([1, 2])), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        first, model.logits(weights, x, tf.constant([1, 2])), rtol=1e-5, atol=1e-6
+    )
     for other in ([1, 3], [2, 2]):
         assert not np.allclose(first, compiled(tf.constant(other)))
 
@@ -110,9 +112,13 @@ def test_dropped_units_have_no_gradient_and_kept_units_are_scaled():
     [mask] = models.dropout_masks(tf.constant([3, 4]), x, [(0.5, (8,))])
     with tf.GradientTape() as tape:
         total = tf.reduce_sum(models.drop(x, mask) ** 2)
-    np.testing.assert_allclose(tape.gradient(total, x), 2 * x.numpy() * mask.numpy() ** 2, rtol=1e-6)
+    np.testing.assert_allclose(
+        tape.gradient(total, x), 2 * x.numpy() * mask.numpy() ** 2, rtol=1e-6
+    )
 
 
 def test_unknown_names_list_the_known():
-    with pytest.raises(ValueError, match="model must be one of lenet, dense, vgg. Received: 'resnet'"):
+    with pytest.raises(
+        ValueError, match="model must be one of lenet, dense, vgg. Received: 'resnet'"
+    ):
         models.build("resnet")

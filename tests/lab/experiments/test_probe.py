@@ -19,7 +19,9 @@ def few_images(monkeypatch):
     """A small training set, because a probe computes the gradient of all of it."""
     mnist = datasets.load()
     few = dataclasses.replace(
-        mnist, train_images=mnist.train_images[:EXAMPLES], train_labels=mnist.train_labels[:EXAMPLES]
+        mnist,
+        train_images=mnist.train_images[:EXAMPLES],
+        train_labels=mnist.train_labels[:EXAMPLES],
     )
     monkeypatch.setattr(datasets, "load", lambda name="mnist": few)
     monkeypatch.setitem(datasets.TRAINING_EXAMPLES, "mnist", EXAMPLES)
@@ -27,10 +29,13 @@ def few_images(monkeypatch):
 
 def test_the_law_holds_at_fixed_weights():
     look = probe(WAY, after=5, count=60)
-    assert look.losses.shape == look.cosines.shape == (60, 16) and look.window_cosines.shape == (60,)
+    assert look.losses.shape == look.cosines.shape == (60, 16) and look.window_cosines.shape == (
+        60,
+    )
     low, high = look.noise.window_interval
     assert low < look.noise.law < high
-    # The variance of a window of 16 is a sixteenth, and its gradient points closer to the full data's gradient.
+    # The variance of a window of 16 is a sixteenth, and its gradient points closer to the full
+    # data's gradient.
     assert look.window_variance == pytest.approx(look.variance / 16, rel=0.15)
     assert look.window_cosines.mean() > look.cosines.mean() + 0.2
     expected = look.full_norm / np.sqrt(look.full_norm**2 + look.window_variance)
@@ -51,7 +56,9 @@ def test_the_full_gradient_is_that_of_all_the_data():
 
 def test_updates_before_the_probe_lower_the_loss_and_dropout_draws_many_masks():
     assert probe(WAY, after=60, count=4).losses.mean() < probe(WAY, count=4).losses.mean() / 2
-    with_dropout = probe(Experiment(model="lenet", microbatch_size=1, accumulation_steps=2), count=4)
+    with_dropout = probe(
+        Experiment(model="lenet", microbatch_size=1, accumulation_steps=2), count=4
+    )
     assert len(set(with_dropout.losses.ravel())) == 8
 
 

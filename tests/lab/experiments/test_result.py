@@ -1,4 +1,5 @@
-"""Results: what they hold, saving and loading, and what happens when the disk is full or the file is damaged."""
+"""Results: what they hold, saving and loading, and what happens when the disk is full or the file
+is damaged."""
 
 import dataclasses
 import json
@@ -17,7 +18,14 @@ from gradlab.lab.experiments.result import AXES, Result
 from gradlab.lab.experiments.run import run
 from gradlab.lab.experiments.training import train
 
-WAY = Experiment(model="dense", method="microbatched", microbatch_size=7, accumulation_steps=3, updates=5, seeds=2)
+WAY = Experiment(
+    model="dense",
+    method="microbatched",
+    microbatch_size=7,
+    accumulation_steps=3,
+    updates=5,
+    seeds=2,
+)
 
 
 @pytest.fixture(scope="module")
@@ -31,11 +39,15 @@ def test_the_arrays_hold_what_the_trainings_gave(result):
         updates = list(train(result.experiment, seed))
         np.testing.assert_allclose(result.window_losses[i], [u.loss for u in updates], rtol=1e-5)
         np.testing.assert_allclose(result.losses[i, 1], updates[1].losses, rtol=1e-5)
-        np.testing.assert_allclose(result.gradient_norms[i, 2], updates[2].gradient_norms, rtol=1e-4)
+        np.testing.assert_allclose(
+            result.gradient_norms[i, 2], updates[2].gradient_norms, rtol=1e-4
+        )
         np.testing.assert_allclose(
             result.window_gradient_norms[i], [u.window_gradient_norm for u in updates], rtol=1e-4
         )
-        np.testing.assert_allclose(result.accuracies[i, [1, 3, 4]], [updates[n].accuracy for n in (1, 3, 4)], atol=1e-3)
+        np.testing.assert_allclose(
+            result.accuracies[i, [1, 3, 4]], [updates[n].accuracy for n in (1, 3, 4)], atol=1e-3
+        )
     assert result.weights[0, -1].tolist() == [7, 1, 0] and np.isnan(result.losses[0, -1, 2])
     assert np.isnan(result.accuracies[:, [0, 2]]).all()
     assert result.updates.tolist() == [5, 5] and result.examples[0, -1] == 92
@@ -62,7 +74,8 @@ def test_scores(result):
 
 
 @pytest.mark.parametrize(
-    ("budget", "measured"), [(dict(updates=60), 10), (dict(examples=1000), 10), (dict(updates=3), 3)]
+    ("budget", "measured"),
+    [(dict(updates=60), 10), (dict(examples=1000), 10), (dict(updates=3), 3)],
 )
 def test_by_default_the_accuracy_is_measured_ten_times(budget, measured):
     found = run(dataclasses.replace(WAY, **{"updates": None, **budget}))
@@ -76,7 +89,10 @@ def test_the_frame_has_a_row_a_micro_batch(result):
     row = frame[(frame.seed == 1) & (frame["update"] == 5) & (frame.microbatch == 1)].iloc[0]
     assert (row.loss, row.weight) == (result.losses[1, 4, 1], 1)
     assert row.window_loss == result.window_losses[1, 4] and row.accuracy == result.accuracies[1, 4]
-    assert row.update_seconds == result.update_seconds[1, 4] and row.peak_memory_bytes == result.peak_memory_bytes[1]
+    assert (
+        row.update_seconds == result.update_seconds[1, 4]
+        and row.peak_memory_bytes == result.peak_memory_bytes[1]
+    )
     assert {"gradient_norm", "window_gradient_norm"} < set(frame.columns)
 
 
@@ -87,7 +103,9 @@ def test_saved_and_loaded_it_is_the_same_to_the_bit(result, tmp_path):
     assert again == result
     for field in dataclasses.fields(Result):
         ours, theirs = getattr(result, field.name), getattr(again, field.name)
-        same = ours.tobytes() == theirs.tobytes() if isinstance(ours, np.ndarray) else ours == theirs
+        same = (
+            ours.tobytes() == theirs.tobytes() if isinstance(ours, np.ndarray) else ours == theirs
+        )
         assert same, field.name
     assert [file.name for file in tmp_path.iterdir()] == ["result.npz"]
 
@@ -97,7 +115,9 @@ def test_the_file_is_json_and_arrays_without_pickles(result, tmp_path):
     result.save(path)
     with zipfile.ZipFile(path) as archive:
         assert json.loads(archive.read("result.json"))["experiment"]["microbatch_size"] == 7
-        assert {name for name in archive.namelist() if name.endswith(".npy")} == {f"{name}.npy" for name in AXES}
+        assert {name for name in archive.namelist() if name.endswith(".npy")} == {
+            f"{name}.npy" for name in AXES
+        }
     with np.load(path, allow_pickle=False) as arrays:
         assert arrays["losses"].shape == (2, 5, 3)
 
@@ -137,22 +157,31 @@ def test_a_damaged_file_gets_one_sentence(result, tmp_path, damage, reason):
     elif damage == "altered":
         middle = content.index(b"losses.npy") + 200
         path.write_bytes(
-            content[:middle] + bytes(b ^ 255 for b in content[middle : middle + 20]) + content[middle + 20 :]
+            content[:middle]
+            + bytes(b ^ 255 for b in content[middle : middle + 20])
+            + content[middle + 20 :]
         )
     elif damage in ("empty", "text", "pickle"):
-        path.write_bytes({"empty": b"", "text": b"hello", "pickle": pickle.dumps(np.ones(3))}[damage])
+        path.write_bytes(
+            {"empty": b"", "text": b"hello", "pickle": pickle.dumps(np.ones(3))}[damage]
+        )
     elif damage == "odd shapes":
         dataclasses.replace(result, losses=result.losses[..., :-1]).save(path)
     elif damage == "arrays alone":
         np.savez(path, losses=result.losses)
     elif damage == "no experiment":
         description, arrays = result_file.read(path, AXES)
-        result_file.write(path, {name: description[name] for name in ("seeds", "endings", "environments")}, arrays)
+        result_file.write(
+            path, {name: description[name] for name in ("seeds", "endings", "environments")}, arrays
+        )
     else:
         with zipfile.ZipFile(path) as old:
             about = json.loads(old.read("result.json"))
         with zipfile.ZipFile(path, "w") as new:
-            new.writestr("result.json", json.dumps(about | {"format": 0 if damage == "another format" else 1}))
+            new.writestr(
+                "result.json",
+                json.dumps(about | {"format": 0 if damage == "another format" else 1}),
+            )
     rule = "a result must be an intact file that Result.save wrote. Received: .*result.npz, "
     with pytest.raises(ValueError, match=rule + reason) as caught:
         Result.load(path)
@@ -165,7 +194,8 @@ def test_a_file_that_is_not_there_is_said(tmp_path):
 
 
 def test_a_full_disk_leaves_the_old_result_and_says_what_was_not_saved(result, tmp_path):
-    """The system refuses to write beyond a limit: the same failure in the middle of writing as on a full disk."""
+    """The system refuses to write beyond a limit: the same failure in the middle of writing as on a
+    full disk."""
     path = tmp_path / "result.npz"
     result.save(path)
     before = path.read_bytes()
@@ -175,7 +205,9 @@ def test_a_full_disk_leaves_the_old_result_and_says_what_was_not_saved(result, t
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
         with pytest.raises(
-            OSError, match=r"Result: microbatched, dense .* was not saved \(.*\); the previous file is unchanged"
+            OSError,
+            match=r"Result: microbatched, dense .* was not saved \(.*\); the previous file is "
+            r"unchanged",
         ):
             other.save(path)
         with pytest.raises(OSError, match=r"was not saved \([^;]*\):"):
@@ -199,15 +231,23 @@ def test_an_interrupted_save_leaves_no_trace(result, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("method", ["microbatched", "variables"])
 def test_a_seed_that_diverges_ends_alone(method, monkeypatch):
-    """Seed 1 starts from weights that overflow at once; the others go on, and the result says so."""
+    """Seed 1 starts from weights that overflow at once; the others go on, and the result says
+    so."""
     drawn = Model.initial_weights
 
     def overflowing(model, seed, dtype="float32"):
-        return {name: value * (1e30 if seed == 1 else 1) for name, value in drawn(model, seed, dtype).items()}
+        return {
+            name: value * (1e30 if seed == 1 else 1)
+            for name, value in drawn(model, seed, dtype).items()
+        }
 
     monkeypatch.setattr(Model, "initial_weights", overflowing)
     found = run(dataclasses.replace(WAY, method=method, seeds=3))
-    assert found.endings == ("finished", "diverged", "finished") and found.updates.tolist() == [5, 1, 5]
+    assert found.endings == ("finished", "diverged", "finished") and found.updates.tolist() == [
+        5,
+        1,
+        5,
+    ]
     assert not np.isfinite(found.losses[1, 0]).all() and np.isfinite(found.losses[[0, 2]]).all()
     assert np.isfinite(found.last_accuracies).all()
     assert repr(found).endswith("2 finished, 1 diverged")

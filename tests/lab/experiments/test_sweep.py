@@ -1,4 +1,5 @@
-"""Sweeps: over processes, threads and a Dask cluster; interrupted, killed, damaged, and continued."""
+"""Sweeps: over processes, threads and a Dask cluster; interrupted, killed, damaged, and
+continued."""
 
 import concurrent.futures
 import dataclasses
@@ -25,7 +26,8 @@ from gradlab.lab.experiments.sweep import processes, sweep
 
 WAY = Experiment(model="dense", microbatch_size=7, accumulation_steps=3, updates=4, seeds=2)
 TOGETHER = dataclasses.replace(WAY, method="microbatched")
-ENDLESS = dataclasses.replace(WAY, updates=10**9, seeds=1)  # a job that is under way until its process is ended
+# A job that is under way until its process is ended
+ENDLESS = dataclasses.replace(WAY, updates=10**9, seeds=1)
 
 
 @pytest.fixture
@@ -42,7 +44,8 @@ def counted(monkeypatch):
 
 
 def test_a_sweep_gives_what_runs_give_and_keeps_them(tmp_path, counted):
-    experiments = [WAY, TOGETHER, dataclasses.replace(WAY, seeds=1)]  # the last is one job of the first
+    # The last is one job of the first
+    experiments = [WAY, TOGETHER, dataclasses.replace(WAY, seeds=1)]
     found = sweep(experiments, cache=tmp_path, progress=False)
     assert counted == [WAY.of_seeds(0), WAY.of_seeds(1), TOGETHER]
     assert found == [run(experiment) for experiment in experiments]
@@ -67,7 +70,9 @@ def test_another_version_does_not_take_the_kept_run(tmp_path, monkeypatch):
 
 def test_a_cache_that_cannot_be_made_is_one_sentence(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(OSError, match=r"the cache must be a folder that exists or can be created \(.*\): .*file"):
+    with pytest.raises(
+        OSError, match=r"the cache must be a folder that exists or can be created \(.*\): .*file"
+    ):
         sweep([WAY], cache=tmp_path / "file", progress=False)
 
 
@@ -76,7 +81,9 @@ def test_a_damaged_file_is_trained_again_and_said(tmp_path, counted):
     path = Cache(tmp_path).path(WAY.of_seeds(1))
     path.write_bytes(path.read_bytes()[:1000])
     counted.clear()
-    with pytest.warns(UserWarning, match="a cached run cannot be read and is trained again: .*" + path.name):
+    with pytest.warns(
+        UserWarning, match="a cached run cannot be read and is trained again: .*" + path.name
+    ):
         assert sweep([WAY], cache=tmp_path, progress=False) == [expected]
     assert counted == [WAY.of_seeds(1)]
     with warnings.catch_warnings():
@@ -89,7 +96,10 @@ def test_a_run_that_cannot_be_kept_is_not_lost(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device", str(path))
 
     monkeypatch.setattr(Result, "save", full)
-    with pytest.warns(UserWarning, match="a finished run could not be cached; the sweep continues: .*No space left"):
+    with pytest.warns(
+        UserWarning,
+        match="a finished run could not be cached; the sweep continues: .*No space left",
+    ):
         [found] = sweep([WAY], cache=tmp_path, progress=False)
     assert found == run(WAY)
 
@@ -126,14 +136,17 @@ def test_the_bar_counts_up_to_all(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_processes_give_the_same_and_a_killed_one_loses_nothing_finished(tmp_path):
-    """Of two processes, one finishes a job and then, like the other, is at a job without end when one is killed."""
+    """Of two processes, one finishes a job and then, like the other, is at a job without end when
+    one is killed."""
     pool, thread = processes(2), concurrent.futures.ThreadPoolExecutor(1)
     experiments = [WAY.of_seeds(0), dataclasses.replace(ENDLESS, seeds=2), WAY.of_seeds(1)]
     try:
         submitted = thread.submit(sweep, experiments, pool, tmp_path, False)
         wait_until(lambda: list(tmp_path.glob("*.npz")))
         multiprocessing.active_children()[0].kill()
-        with pytest.raises(RuntimeError, match="3 of 4 runs failed. The others are cached, .*BrokenProcessPool"):
+        with pytest.raises(
+            RuntimeError, match="3 of 4 runs failed. The others are cached, .*BrokenProcessPool"
+        ):
             submitted.result(timeout=LIMIT)
     finally:
         for child in multiprocessing.active_children():
@@ -179,7 +192,8 @@ def test_a_sweep_killed_in_the_middle_goes_on_and_leaves_no_process(tmp_path):
 
 @pytest.mark.slow
 def test_two_sweeps_at_once_share_a_cache(tmp_path):
-    """Two processes sweep the same experiments at the same time; what they leave can be read, and is right."""
+    """Two processes sweep the same experiments at the same time; what they leave can be read, and
+    is right."""
     way = dataclasses.replace(WAY, seeds=6)
     program = tmp_path / "program.py"
     program.write_text(
@@ -211,14 +225,16 @@ def test_two_sweeps_at_once_share_a_cache(tmp_path):
 
 @pytest.mark.slow
 def test_a_dask_cluster_that_loses_a_worker_finishes_the_sweep(tmp_path):
-    """A real local cluster with two worker processes. Both have started a job when one of them is killed."""
+    """A real local cluster with two worker processes. Both have started a job when one of them is
+    killed."""
     from distributed import Client, LocalCluster
 
     started, go = tmp_path / "started", tmp_path / "go"
     started.mkdir()
 
     class Held:
-        """The cluster's executor, with jobs that begin by telling their process and then wait for the file `go`."""
+        """The cluster's executor, with jobs that begin by telling their process and then wait for
+        the file `go`."""
 
         def __init__(self, executor):
             self.executor = executor
@@ -242,7 +258,11 @@ def test_a_dask_cluster_that_loses_a_worker_finishes_the_sweep(tmp_path):
     ):
         try:
             going = thread.submit(
-                sweep, [WAY, TOGETHER], Held(client.get_executor(pure=False)), tmp_path / "cache", False
+                sweep,
+                [WAY, TOGETHER],
+                Held(client.get_executor(pure=False)),
+                tmp_path / "cache",
+                False,
             )
             wait_until(lambda: len(list(started.iterdir())) == 2)
             os.kill(int(next(started.iterdir()).name), signal.SIGKILL)
@@ -256,11 +276,19 @@ def test_a_dask_cluster_that_loses_a_worker_finishes_the_sweep(tmp_path):
     ("arguments", "sentence"),
     [
         ((["lenet"],), "an experiment must be a gradlab.Experiment. Received: 'lenet'"),
-        (([WAY], 4), "executor must be a concurrent.futures.Executor, a Dask client or None. Received: 4"),
-        (([dataclasses.replace(WAY, towers=7)],), r"towers must be at most 3, .*setup\(towers=7\).* Received: 7"),
+        (
+            ([WAY], 4),
+            "executor must be a concurrent.futures.Executor, a Dask client or None. Received: 4",
+        ),
+        (
+            ([dataclasses.replace(WAY, towers=7)],),
+            r"towers must be at most 3, .*setup\(towers=7\).* Received: 7",
+        ),
     ],
 )
-def test_bad_input_gets_one_sentence_before_anything_is_trained(arguments, sentence, tmp_path, counted):
+def test_bad_input_gets_one_sentence_before_anything_is_trained(
+    arguments, sentence, tmp_path, counted
+):
     with pytest.raises(ValueError, match=sentence):
         sweep(*arguments, cache=tmp_path)
     assert counted == []

@@ -57,7 +57,12 @@ def test_runs_and_a_grid(tmp_path):
 
 def test_a_grid_alone_and_nothing_at_all(tmp_path):
     found = read(tmp_path, "[grid]\naccumulation_steps = [1, 2]\nlearning_rate = [0.1, 0.2]")
-    assert [(e.accumulation_steps, e.learning_rate) for e in found] == [(1, 0.1), (1, 0.2), (2, 0.1), (2, 0.2)]
+    assert [(e.accumulation_steps, e.learning_rate) for e in found] == [
+        (1, 0.1),
+        (1, 0.2),
+        (2, 0.1),
+        (2, 0.2),
+    ]
     assert read(tmp_path, "") == [Experiment()]
 
 
@@ -70,14 +75,23 @@ def test_the_example_in_the_docstring(tmp_path):
     ("text", "sentence"),
     [
         ("[all", "a sweep file must be TOML. Received: .*sweep.toml"),
-        ("[runs]", r"a sweep file may have the tables \[all\], \[\[run\]\] and \[grid\]. Received: runs"),
+        (
+            "[runs]",
+            r"a sweep file may have the tables \[all\], \[\[run\]\] and \[grid\]. Received: runs",
+        ),
         ("[run]\nupdates = 3", r"\[\[run\]\] in double brackets. Received: run = {'updates': 3}"),
         ("run = [3]", r"\[\[run\]\] in double brackets. Received: run = \[3\]"),
         ("all = 3", r"at most one table \[all\], .* Received: all = 3"),
-        ("[grid]\nupdates = 3", r"\[grid\] must give each field a list of values. Received: updates = 3"),
+        (
+            "[grid]\nupdates = 3",
+            r"\[grid\] must give each field a list of values. Received: updates = 3",
+        ),
         ("[grid]\nupdates = []", r"\[grid\] must give each field a list"),
         ("[all]\nk = 3", "an experiment's field must be one of dataset, .* Received: 'k'"),
-        ("[grid]\nmodel = ['lenet', 'resnet']", "model must be one of lenet, dense, vgg. Received: 'resnet'"),
+        (
+            "[grid]\nmodel = ['lenet', 'resnet']",
+            "model must be one of lenet, dense, vgg. Received: 'resnet'",
+        ),
     ],
 )
 def test_bad_files_get_one_sentence(tmp_path, text, sentence):

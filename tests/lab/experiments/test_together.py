@@ -16,7 +16,13 @@ from gradlab.lab.experiments.run import run
 from gradlab.lab.experiments.training import train
 
 WAY = Experiment(
-    model="dense", method="microbatched", microbatch_size=7, accumulation_steps=3, updates=12, seeds=3, eval_every=5
+    model="dense",
+    method="microbatched",
+    microbatch_size=7,
+    accumulation_steps=3,
+    updates=12,
+    seeds=3,
+    eval_every=5,
 )
 
 
@@ -34,7 +40,8 @@ def alone(experiment, seed):
     ("method", "optimizer"),
     [
         *(("microbatched", optimizer) for optimizer in ("sgd", "momentum", "adam", "adamw")),
-        ("large_batch", "adam"),  # the same function for all seeds as with micro-batches, with another size
+        # The same function for all seeds as with micro-batches, with another size
+        ("large_batch", "adam"),
     ],
 )
 def test_the_losses_of_each_seed_are_those_of_the_seed_alone(method, optimizer):
@@ -46,7 +53,9 @@ def test_the_losses_of_each_seed_are_those_of_the_seed_alone(method, optimizer):
         assert expected.environments[0]["seeds_together"] == 1
         np.testing.assert_allclose(found.losses[i], expected.losses[0], rtol=1e-5)
         np.testing.assert_allclose(found.gradient_norms[i], expected.gradient_norms[0], rtol=1e-4)
-        np.testing.assert_allclose(found.window_gradient_norms[i], expected.window_gradient_norms[0], rtol=1e-4)
+        np.testing.assert_allclose(
+            found.window_gradient_norms[i], expected.window_gradient_norms[0], rtol=1e-4
+        )
         np.testing.assert_allclose(found.accuracies[i], expected.accuracies[0], atol=2e-4)
         np.testing.assert_array_equal(found.weights[i], expected.weights[0])
 
@@ -65,14 +74,19 @@ def test_seed_3_of_several_equals_seed_3_alone_for_every_way_of_training():
 def few_images(monkeypatch):
     """A training set of 550 images, so that an epoch with a ragged tail is short."""
     mnist = datasets.load()
-    few = dataclasses.replace(mnist, train_images=mnist.train_images[:550], train_labels=mnist.train_labels[:550])
+    few = dataclasses.replace(
+        mnist, train_images=mnist.train_images[:550], train_labels=mnist.train_labels[:550]
+    )
     monkeypatch.setattr(datasets, "load", lambda name="mnist": few)
     monkeypatch.setitem(datasets.TRAINING_EXAMPLES, "mnist", 550)
 
 
 def check_ragged_windows():
-    """Three windows of 140 examples, the tail of 130, and one more, whose losses show the effect of the tail."""
-    way = dataclasses.replace(WAY, microbatch_size=70, accumulation_steps=2, updates=5, optimizer="sgd", seeds=2)
+    """Three windows of 140 examples, the tail of 130, and one more, whose losses show the effect of
+    the tail."""
+    way = dataclasses.replace(
+        WAY, microbatch_size=70, accumulation_steps=2, updates=5, optimizer="sgd", seeds=2
+    )
     way = dataclasses.replace(way, learning_rate=0.1)
     found = run(way)
     assert found.weights[0, 3].tolist() == [70, 60]
@@ -84,7 +98,9 @@ def test_a_ragged_tail_is_divided_by_its_number_of_examples(few_images):
     check_ragged_windows()
 
 
-def test_the_check_fails_if_the_tail_is_divided_by_the_configured_batch(monkeypatch, nothing_idle, few_images):
+def test_the_check_fails_if_the_tail_is_divided_by_the_configured_batch(
+    monkeypatch, nothing_idle, few_images
+):
     def divide(sums, weight, variables):
         return averaging.divide(sums, tf.constant(140.0), variables)
 
@@ -94,7 +110,8 @@ def test_the_check_fails_if_the_tail_is_divided_by_the_configured_batch(monkeypa
 
 
 def check_against_the_large_batch():
-    """The losses of seeds that are trained together follow those of the large batch, which has no loop."""
+    """The losses of seeds that are trained together follow those of the large batch, which has no
+    loop."""
     way = dataclasses.replace(WAY, updates=4, optimizer="sgd", learning_rate=0.1, seeds=2)
     expected = alone(dataclasses.replace(way, method="large_batch"), 1)
     np.testing.assert_allclose(run(way).window_losses[1], expected.window_losses[0], rtol=1e-5)
@@ -128,13 +145,17 @@ def test_which_experiments_run_together():
     can = can_run_together
     assert can(WAY) and can(dataclasses.replace(WAY, method="large_batch"))
     assert not can(WAY.of_seeds(3))
-    assert not can(dataclasses.replace(WAY, model="lenet"))  # measured: with convolutions it saves no time
-    assert not can(dataclasses.replace(WAY, method="placeholders"))  # a static graph trains one network
-    assert not can(dataclasses.replace(WAY, updates=None, seconds=1.0))  # seconds would be those of all seeds
+    # Measured: with convolutions it saves no time
+    assert not can(dataclasses.replace(WAY, model="lenet"))
+    # A static graph trains one network
+    assert not can(dataclasses.replace(WAY, method="placeholders"))
+    # Seconds would be those of all seeds
+    assert not can(dataclasses.replace(WAY, updates=None, seconds=1.0))
 
 
 def test_the_seeds_stop_within_a_micro_batch(monkeypatch, nothing_idle):
-    """The fiftieth micro-batch of 200 requests the stop: few more are begun, and no update is made."""
+    """The fiftieth micro-batch of 200 requests the stop: few more are begun, and no update is
+    made."""
     stop = Stop()
     begun = []
     original = models.MODELS["dense"]
@@ -150,20 +171,27 @@ def test_the_seeds_stop_within_a_micro_batch(monkeypatch, nothing_idle):
 
         def logits(weights, images, dropout_seed):
             if images.shape.rank == 1 + 1 + len(input_shape):  # an evaluation is of one seed
-                images = tf.ensure_shape(tf.numpy_function(count, [images], images.dtype), images.shape)
+                images = tf.ensure_shape(
+                    tf.numpy_function(count, [images], images.dtype), images.shape
+                )
             return model.logits(weights, images, dropout_seed)
 
         return dataclasses.replace(model, logits=logits)
 
     monkeypatch.setitem(models.MODELS, "dense", counting)
-    found = run(dataclasses.replace(WAY, microbatch_size=1, accumulation_steps=200, updates=2), stop=stop)
+    found = run(
+        dataclasses.replace(WAY, microbatch_size=1, accumulation_steps=200, updates=2), stop=stop
+    )
     assert set(found.endings) == {"stopped"} and found.losses.shape[:2] == (3, 0)
     assert 50 <= len(begun) <= 70 and set(begun) == {(3, 1)}  # a few micro-batches may be in flight
 
 
 def test_progress_is_called_for_every_seed():
     seen = []
-    run(dataclasses.replace(WAY, updates=3), progress=lambda seed, update: seen.append((seed, update.number)))
+    run(
+        dataclasses.replace(WAY, updates=3),
+        progress=lambda seed, update: seen.append((seed, update.number)),
+    )
     assert sorted(seen) == [(seed, number) for seed in range(3) for number in (1, 2, 3)]
 
 

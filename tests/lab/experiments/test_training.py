@@ -1,4 +1,5 @@
-"""Trainings are repeatable, equal for all methods, within their budget, and stop within a micro-batch."""
+"""Trainings are repeatable, equal for all methods, within their budget, and stop within a
+micro-batch."""
 
 import collections
 import dataclasses
@@ -22,17 +23,27 @@ def losses(updates):
 
 
 def test_an_epoch_is_cut_into_windows_and_a_ragged_tail():
-    made = list(window_rows(Experiment(microbatch_size=10_000, accumulation_steps=2, updates=7), seed=0))
+    made = list(
+        window_rows(Experiment(microbatch_size=10_000, accumulation_steps=2, updates=7), seed=0)
+    )
     assert [len(rows) for rows in made] == [20_000, 20_000, 15_000, 20_000, 20_000, 15_000, 20_000]
     first, second = np.concatenate(made[:3]), np.concatenate(made[3:6])
-    assert np.array_equal(np.sort(first), np.arange(55_000)) and np.array_equal(np.sort(second), np.arange(55_000))
+    assert np.array_equal(np.sort(first), np.arange(55_000)) and np.array_equal(
+        np.sort(second), np.arange(55_000)
+    )
     assert not np.array_equal(first, second)
 
 
 def test_a_budget_of_examples_is_met_exactly():
-    made = list(window_rows(Experiment(microbatch_size=10_000, accumulation_steps=2, examples=90_001), seed=0))
+    made = list(
+        window_rows(
+            Experiment(microbatch_size=10_000, accumulation_steps=2, examples=90_001), seed=0
+        )
+    )
     assert [len(rows) for rows in made] == [20_000, 20_000, 15_000, 20_000, 15_001]
-    way = Experiment(model="dense", method="microbatched", microbatch_size=7, accumulation_steps=3, examples=50)
+    way = Experiment(
+        model="dense", method="microbatched", microbatch_size=7, accumulation_steps=3, examples=50
+    )
     updates = list(train(way))
     assert [update.weights.tolist() for update in updates] == [[7, 7, 7], [7, 7, 7], [7, 1]]
     assert [update.progress for update in updates] == [0.42, 0.84, 1.0]
@@ -48,7 +59,8 @@ def test_a_budget_of_seconds_is_reached_and_not_overrun():
 
 
 def evaluations(experiment, examples=1, seconds=1.0):
-    """The numbers of the updates after which the accuracy is measured, for updates of this size and time."""
+    """The numbers of the updates after which the accuracy is measured, for updates of this size and
+    time."""
     budget, updates = Budget(experiment), []
     while not budget.used_up:
         record = WindowRecord(np.ones(1), np.array([examples]), np.ones(1), 1.0)
@@ -81,7 +93,9 @@ def test_eval_every_counts_updates_and_the_last_one_is_always_evaluated():
 
 def test_a_training_of_60_updates_has_ten_accuracies():
     updates = list(train(Experiment(model="dense", method="microbatched", updates=60)))
-    assert [update.number for update in updates if update.accuracy is not None] == list(range(6, 61, 6))
+    assert [update.number for update in updates if update.accuracy is not None] == list(
+        range(6, 61, 6)
+    )
 
 
 def test_the_same_experiment_gives_the_same_bits():
@@ -93,7 +107,8 @@ def test_the_same_experiment_gives_the_same_bits():
 
 
 def test_all_methods_train_alike():
-    """The same seed means the same initial weights and examples, so the windows' losses agree for all methods."""
+    """The same seed means the same initial weights and examples, so the windows' losses agree for
+    all methods."""
     expected = losses(train(Experiment(method="large_batch", **QUICK), seed=1))
     for method, towers, steps in (
         ("microbatched", 1, 3),
@@ -110,7 +125,14 @@ def test_all_methods_train_alike():
 def test_updates_are_recorded_one_by_one():
     updates = list(train(Experiment(**QUICK)))
     assert [update.number for update in updates] == [1, 2, 3, 4, 5, 6]
-    assert [update.accuracy is not None for update in updates] == [False, False, False, True, False, True]
+    assert [update.accuracy is not None for update in updates] == [
+        False,
+        False,
+        False,
+        True,
+        False,
+        True,
+    ]
     assert all(update.weights.tolist() == [7, 7, 7] and update.seconds > 0 for update in updates)
 
 
@@ -121,7 +143,9 @@ def test_the_accuracy_is_that_of_the_test_images():
     mnist = datasets.load()
     guesses = np.argmax(network.logits(weights, mnist.test_images, None), axis=1)
     expected = (guesses == mnist.test_labels).mean()
-    assert float(training.accuracy_measure("mnist", "dense")(weights)) == pytest.approx(expected, abs=1e-6)
+    assert float(training.accuracy_measure("mnist", "dense")(weights)) == pytest.approx(
+        expected, abs=1e-6
+    )
     assert 0.05 < expected < 0.2  # not trained yet
     assert list(train(way))[-1].accuracy > expected
 
@@ -143,7 +167,9 @@ def test_a_training_that_diverges_ends():
 def test_two_trainings_at_once_do_not_share_their_weights():
     way = Experiment(**QUICK)
     alone = losses(train(way, seed=5)), losses(train(way, seed=6))
-    together = np.array([(a.loss, b.loss) for a, b in zip(train(way, seed=5), train(way, seed=6))]).T
+    together = np.array(
+        [(a.loss, b.loss) for a, b in zip(train(way, seed=5), train(way, seed=6))]
+    ).T
     assert np.array_equal(together, alone)
 
 
@@ -167,7 +193,8 @@ def test_an_invalid_seed_raises_an_error_that_names_it():
 
 
 def test_gradient_norms_are_those_of_the_gradients():
-    """Compares with gradients computed here at the initial weights, where the rows of each micro-batch are known."""
+    """Compares with gradients computed here at the initial weights, where the rows of each
+    micro-batch are known."""
     network, mnist = models.build("dense"), datasets.load()
     way = Experiment(**QUICK)
     weights = {name: tf.constant(value) for name, value in network.initial_weights(4).items()}
@@ -175,20 +202,25 @@ def test_gradient_norms_are_those_of_the_gradients():
     def norm(rows):
         with tf.GradientTape() as tape:
             tape.watch(weights)
-            loss = tf.reduce_mean(network.losses(weights, mnist.train_images[rows], mnist.train_labels[rows]))
+            loss = tf.reduce_mean(
+                network.losses(weights, mnist.train_images[rows], mnist.train_labels[rows])
+            )
         return np.sqrt(sum(np.sum(np.square(g)) for g in tape.gradient(loss, weights).values()))
 
     rows = next(window_rows(way, seed=4))
     for method in methods.METHODS:
         first = next(train(Experiment(method=method, **QUICK), seed=4))
         microbatches = [rows] if method == "large_batch" else np.split(rows, 3)
-        np.testing.assert_allclose(first.gradient_norms, [norm(each) for each in microbatches], rtol=1e-5)
+        np.testing.assert_allclose(
+            first.gradient_norms, [norm(each) for each in microbatches], rtol=1e-5
+        )
         np.testing.assert_allclose(first.window_gradient_norm, norm(rows), rtol=1e-5)
 
 
 @pytest.mark.parametrize("method", ["microbatched", "variables", "placeholders"])
 def test_a_stop_takes_a_micro_batch_and_not_a_window(method, monkeypatch):
-    """The fiftieth micro-batch of 200 requests the stop: few more are begun, and no update is made."""
+    """The fiftieth micro-batch of 200 requests the stop: few more are begun, and no update is
+    made."""
     stop, begun, armed = Stop(), [], []
     original = models.MODELS["dense"]
 
@@ -203,14 +235,18 @@ def test_a_stop_takes_a_micro_batch_and_not_a_window(method, monkeypatch):
 
         def logits(weights, images, dropout_seed):
             if dropout_seed is not None:  # not an evaluation
-                images = tf.ensure_shape(tf.numpy_function(count, [images], images.dtype), images.shape)
+                images = tf.ensure_shape(
+                    tf.numpy_function(count, [images], images.dtype), images.shape
+                )
             return model.logits(weights, images, dropout_seed)
 
         return dataclasses.replace(model, logits=logits)
 
     monkeypatch.setitem(models.MODELS, "dense", counting)
     monkeypatch.setattr(training, "idle_methods", collections.defaultdict(list))
-    way = Experiment(method=method, model="dense", microbatch_size=1, accumulation_steps=200, updates=3)
+    way = Experiment(
+        method=method, model="dense", microbatch_size=1, accumulation_steps=200, updates=3
+    )
     updates = train(way, stop=stop)
     first = next(updates)
     assert len(first.losses) == 200 and len(begun) >= 200 and set(begun) == {1}
@@ -252,6 +288,15 @@ def test_no_two_micro_batches_of_a_training_draw_the_same_masks(monkeypatch):
 
     monkeypatch.setattr(methods.Microbatched, "update", noting)
     list(
-        train(Experiment(model="dense", method="microbatched", microbatch_size=7, accumulation_steps=3, examples=50), 4)
+        train(
+            Experiment(
+                model="dense",
+                method="microbatched",
+                microbatch_size=7,
+                accumulation_steps=3,
+                examples=50,
+            ),
+            4,
+        )
     )
     assert drawn[-3:] == [(21, (4, 0)), (21, (4, 3)), (8, (4, 6))]

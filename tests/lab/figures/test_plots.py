@@ -1,4 +1,5 @@
-"""The figures of results: they draw what the results contain, with labels, units, styles and a text alternative."""
+"""The figures of results: they draw what the results contain, with labels, units, styles and a text
+alternative."""
 
 import dataclasses
 import threading
@@ -38,7 +39,12 @@ def test_every_figure_has_units_a_text_and_fits(draw):
     boxes = [axes.get_tightbbox(renderer) for axes in figure.axes]
     boxes += [legend.get_window_extent(renderer) for legend in figure.legends]
     for box in boxes:  # nothing is cut off
-        assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.width and box.y1 <= figure.bbox.height
+        assert (
+            box.x0 >= 0
+            and box.y0 >= 0
+            and box.x1 <= figure.bbox.width
+            and box.y1 <= figure.bbox.height
+        )
     for legend in figure.legends:
         for axes in figure.axes:
             assert not legend.get_window_extent(renderer).overlaps(axes.get_window_extent(renderer))
@@ -47,13 +53,19 @@ def test_every_figure_has_units_a_text_and_fits(draw):
 @pytest.mark.parametrize("draw", EVERY[:6])
 def test_series_differ_by_more_than_color(draw):
     [axes] = draw(RESULTS).axes
-    styles = [(line.get_linestyle(), line.get_marker()) for line in lines(axes).values() if line.get_label()[0] != "_"]
+    styles = [
+        (line.get_linestyle(), line.get_marker())
+        for line in lines(axes).values()
+        if line.get_label()[0] != "_"
+    ]
     assert len(styles) >= 2 and len(set(styles)) == len(styles)
 
 
 def test_seven_series_have_seven_styles():
     assert (
-        len({str((s["linestyle"], s["marker"])) for s in plots.STYLES}) == len({s["color"] for s in plots.STYLES}) == 7
+        len({str((s["linestyle"], s["marker"])) for s in plots.STYLES})
+        == len({s["color"] for s in plots.STYLES})
+        == 7
     )
 
 
@@ -77,7 +89,9 @@ def test_accuracy_against_updates_examples_and_seconds():
     ):
         line = lines(plots.accuracy(RESULTS, against).axes[0])["k = 2"]
         np.testing.assert_allclose(line.get_xdata(), expected)
-        np.testing.assert_allclose(line.get_ydata(), 100 * RESULTS[0].accuracies[:, 9::10].mean(axis=0))
+        np.testing.assert_allclose(
+            line.get_ydata(), 100 * RESULTS[0].accuracies[:, 9::10].mean(axis=0)
+        )
 
 
 def test_noise_against_k_follows_the_law():
@@ -85,9 +99,13 @@ def test_noise_against_k_follows_the_law():
     [axes] = plots.loss_noise(results).axes
     drawn = lines(axes)
     assert drawn["window of k, measured"].get_xdata().tolist() == [1, 4, 16]
-    np.testing.assert_allclose(drawn["window of k, measured"].get_ydata(), 0.4 / np.array([1, 2, 4]), rtol=0.08)
+    np.testing.assert_allclose(
+        drawn["window of k, measured"].get_ydata(), 0.4 / np.array([1, 2, 4]), rtol=0.08
+    )
     np.testing.assert_allclose(drawn["micro-batch"].get_ydata()[1:], 0.4, rtol=0.03)
-    np.testing.assert_allclose(drawn["micro-batch / √k: the law"].get_ydata()[1:], [0.2, 0.1], rtol=0.03)
+    np.testing.assert_allclose(
+        drawn["micro-batch / √k: the law"].get_ydata()[1:], [0.2, 0.1], rtol=0.03
+    )
     assert axes.get_xscale() == axes.get_yscale() == "log"
 
 
@@ -97,20 +115,28 @@ def test_the_noise_scale_is_a_ratio_of_means():
     small, big = (result.gradient_norms**2).mean(axis=2), result.window_gradient_norms**2
     variance, signal = (small - big) * k * b / (k - 1), (k * big - small) / (k - 1)
     variance, signal = variance.mean(axis=0), signal.mean(axis=0)
-    assert (signal < 0).any()  # noise makes some negative; there the ratio has no meaning, and nothing is drawn
-    np.testing.assert_allclose(lines(axes)["k = 2"].get_ydata(), np.where(signal > 0, variance / signal, np.nan))
+    # Noise makes some negative; there the ratio has no meaning, and nothing is drawn
+    assert (signal < 0).any()
+    np.testing.assert_allclose(
+        lines(axes)["k = 2"].get_ydata(), np.where(signal > 0, variance / signal, np.nan)
+    )
 
 
 def test_cost_shows_medians_and_memory():
     times, memory = plots.cost(RESULTS).axes
     np.testing.assert_allclose(
-        times.get_lines()[0].get_ydata(), [1000 * np.median(result.update_seconds) for result in RESULTS]
+        times.get_lines()[0].get_ydata(),
+        [1000 * np.median(result.update_seconds) for result in RESULTS],
     )
     assert times.get_ylabel() == "time of an update (ms)"
     np.testing.assert_allclose(memory.get_lines()[0].get_ydata(), [500, 500])
-    unreadable = [dataclasses.replace(result, peak_memory_bytes=np.full(3, np.nan)) for result in RESULTS]
+    unreadable = [
+        dataclasses.replace(result, peak_memory_bytes=np.full(3, np.nan)) for result in RESULTS
+    ]
     assert plots.cost(unreadable).axes[1].texts[0].get_text() == "not available on this system"
-    together = [dataclasses.replace(result, environments=({"seeds_together": 3},) * 3) for result in RESULTS]
+    together = [
+        dataclasses.replace(result, environments=({"seeds_together": 3},) * 3) for result in RESULTS
+    ]
     assert plots.cost(together).axes[0].get_ylabel() == "time of an update of 3 seeds (ms)"
 
 
@@ -140,7 +166,9 @@ def test_a_seed_that_diverged_is_shown_and_does_not_spoil_the_rest():
         assert "1 of 6 seeds diverged" in figure.axes[0].get_title(loc="left")
         assert np.isfinite(lines(figure.axes[0])["k = 2"].get_ydata()).all()
     others = RESULTS[0].window_losses[[0, 2], -1].mean()
-    assert lines(plots.losses([gone], 0.0).axes[0])["microbatched"].get_ydata()[-1] == pytest.approx(others)
+    assert lines(plots.losses([gone], 0.0).axes[0])["microbatched"].get_ydata()[
+        -1
+    ] == pytest.approx(others)
 
 
 def test_a_table_of_dots():
@@ -171,9 +199,13 @@ def test_labels_name_what_differs():
 
 
 def test_bad_input_gets_one_sentence():
-    with pytest.raises(ValueError, match=r"a figure needs a list of results, at least one. Received: \[\]"):
+    with pytest.raises(
+        ValueError, match=r"a figure needs a list of results, at least one. Received: \[\]"
+    ):
         plots.losses([])
-    with pytest.raises(ValueError, match="against must be one of updates, examples, seconds. Received: 'days'"):
+    with pytest.raises(
+        ValueError, match="against must be one of updates, examples, seconds. Received: 'days'"
+    ):
         plots.accuracy(RESULTS, "days")
     with pytest.raises(ValueError, match="windows of 2 micro-batches or more"):
         plots.noise_scale([synthetic(1)])

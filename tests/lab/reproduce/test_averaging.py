@@ -1,4 +1,5 @@
-"""The published table: its experiments, its three protocols, its conclusion, and the committed results."""
+"""The published table: its experiments, its three protocols, its conclusion, and the committed
+results."""
 
 import csv
 import json
@@ -17,11 +18,18 @@ COMMITTED = datasets.data_folder() / "results"
 
 
 def synthetic(experiment: Experiment, shift=0.0) -> Result:
-    """Accuracies that rise by 0.0001 an update from a seed's own start, with a peak at update 5 in seed 0."""
-    seeds, updates, k = len(experiment.seed_numbers), experiment.updates, experiment.accumulation_steps
+    """Accuracies that rise by 0.0001 an update from a seed's own start, with a peak at update 5 in
+    seed 0."""
+    seeds, updates, k = (
+        len(experiment.seed_numbers),
+        experiment.updates,
+        experiment.accumulation_steps,
+    )
     accuracies = np.full([seeds, updates], np.nan)
     numbers = np.arange(experiment.eval_every, updates + 1, experiment.eval_every)
-    accuracies[:, numbers - 1] = 0.85 + shift + 1e-4 * numbers + 0.001 * (np.arange(seeds) % 10)[:, None]
+    accuracies[:, numbers - 1] = (
+        0.85 + shift + 1e-4 * numbers + 0.001 * (np.arange(seeds) % 10)[:, None]
+    )
     if experiment.eval_every == 5:
         accuracies[0, 4] = 0.99
     return Result(
@@ -43,7 +51,12 @@ def test_the_experiments_are_the_published_ones():
     made = reproduce.experiments()
     assert len(made) == 8
     for e in made:
-        assert (e.dataset, e.model, e.optimizer, e.learning_rate) == ("mnist", "lenet", "adam", 1e-3)
+        assert (e.dataset, e.model, e.optimizer, e.learning_rate) == (
+            "mnist",
+            "lenet",
+            "adam",
+            1e-3,
+        )
         assert (e.updates, len(e.seed_numbers), e.effective_batch) == (1000, 30, 100)
         assert 100 % (e.eval_every * e.accumulation_steps) == 0 and 100 % e.eval_every == 0
     shapes = [(e.accumulation_steps, e.microbatch_size) for e in made[:4]]
@@ -54,21 +67,33 @@ def test_each_protocol_looks_where_it_says():
     result = synthetic(reproduce.experiments()[3])  # 20 x 5: a look every 5 updates as published
     scores = reproduce.scores(result)
     assert scores["as published"][0] == pytest.approx(99)  # the peak at update 5
-    assert scores["equal looks"][0] == scores["last value"][0] == pytest.approx(95)  # not seen every 100
+    # Not seen every 100
+    assert scores["equal looks"][0] == scores["last value"][0] == pytest.approx(95)
     assert scores["as published"][9] == scores["last value"][9] == pytest.approx(95.9)
     looks = [reproduce.looks(result.experiment, protocol) for protocol in reproduce.PROTOCOLS]
     assert looks == [200, 10, 1]
-    assert [reproduce.looks(e, "as published") for e in reproduce.experiments()[:4]] == [10, 50, 100, 200]
+    assert [reproduce.looks(e, "as published") for e in reproduce.experiments()[:4]] == [
+        10,
+        50,
+        100,
+        200,
+    ]
 
 
 def test_the_figures_of_the_table():
     rows = reproduce.table([synthetic(e) for e in reproduce.experiments()])
     assert len(rows) == 24
     [row] = [
-        r for r in rows if (r["method"], r["accumulation_steps"], r["protocol"]) == ("microbatched", 5, "last value")
+        r
+        for r in rows
+        if (r["method"], r["accumulation_steps"], r["protocol"])
+        == ("microbatched", 5, "last value")
     ]
     values = 95 + 0.1 * (np.arange(30) % 10)
-    assert (row["mean"], row["std"]) == (pytest.approx(95.45), pytest.approx(values.std(ddof=1), abs=1e-3))
+    assert (row["mean"], row["std"]) == (
+        pytest.approx(95.45),
+        pytest.approx(values.std(ddof=1), abs=1e-3),
+    )
     error = math.sqrt(values.var(ddof=1) / 30 + 0.325**2 / 10)
     assert row["standard_errors"] == pytest.approx((95.45 - 94.9) / error, abs=0.01)
 
@@ -94,7 +119,8 @@ def test_the_words_follow_the_figures():
     assert "a change beyond chance" in reproduce.conclusion(reproduce.table(better))
     quick = reproduce.table([synthetic(e) for e in reproduce.experiments(quick=True)])
     assert "cannot be compared" in reproduce.conclusion(quick)
-    assert reproduce.text(quick).startswith(reproduce.conclusion(quick))  # before the published means stand beside
+    # Before the published means stand beside
+    assert reproduce.text(quick).startswith(reproduce.conclusion(quick))
     assert reproduce.text(near).endswith(reproduce.conclusion(near))
     for rows in (near, quick):
         lines = reproduce.text(rows).replace(reproduce.conclusion(rows), "").splitlines()
@@ -120,7 +146,8 @@ def check(folder: pathlib.Path, runs: int):
     """The files go together: the table is that of the runs, and the runs are those of the looks."""
     about = json.loads((folder / "reproduce.json").read_text())
     table, each, looks = (
-        list(csv.DictReader((folder / f"reproduce{name}.csv").open())) for name in ("", "_runs", "_looks")
+        list(csv.DictReader((folder / f"reproduce{name}.csv").open()))
+        for name in ("", "_runs", "_looks")
     )
     assert [{name: str(value) for name, value in row.items()} for row in about["table"]] == table
     assert [Experiment.from_fields(fields) for fields in about["experiments"]]
@@ -129,9 +156,15 @@ def check(folder: pathlib.Path, runs: int):
     for row in table:
         ours = [r for r in each if same(r, row)]
         mean = np.mean([float(r[row["protocol"].replace(" ", "_")]) for r in ours])
-        assert mean == pytest.approx(float(row["mean"]), abs=0.006) and len(ours) == int(row["seeds"])
+        assert mean == pytest.approx(float(row["mean"]), abs=0.006) and len(ours) == int(
+            row["seeds"]
+        )
     for run in each:
-        seen = {int(r["update"]): float(r["accuracy"]) for r in looks if same(r, run) and r["seed"] == run["seed"]}
+        seen = {
+            int(r["update"]): float(r["accuracy"])
+            for r in looks
+            if same(r, run) and r["seed"] == run["seed"]
+        }
         every = 100 // int(run["accumulation_steps"])
         last = max(seen)
         best = max(value for update, value in seen.items() if update % every == 0 or update == last)

@@ -1,4 +1,5 @@
-"""Studies of papers: what is printed and written, the committed results, and each study's arithmetic by hand."""
+"""Studies of papers: what is printed and written, the committed results, and each study's
+arithmetic by hand."""
 
 import csv
 import importlib
@@ -16,7 +17,11 @@ from gradlab.lab.reproduce.study import Claim, Study
 
 COMMITTED = datasets.data_folder() / "results"
 NAMES = [name for name in STUDIES if name != "averaging"]
-MODULES = {"noise-scale": noise_scale, "small-batches": small_batches, "growing-batch": growing_batch}
+MODULES = {
+    "noise-scale": noise_scale,
+    "small-batches": small_batches,
+    "growing-batch": growing_batch,
+}
 
 
 def study(**changed) -> Study:
@@ -24,7 +29,13 @@ def study(**changed) -> Study:
     drawn.set_label("an empty figure")
     claims = [Claim("Two is one.", "equal", "2", False), Claim("One is one.", "equal", "1", True)]
     values = dict(
-        name="a", paper="A. Author 2018", claims=claims, rows=[{"x": 1}], figure=drawn, quick=False, seconds=1
+        name="a",
+        paper="A. Author 2018",
+        claims=claims,
+        rows=[{"x": 1}],
+        figure=drawn,
+        quick=False,
+        seconds=1,
     )
     return Study(**values | changed)
 
@@ -65,7 +76,11 @@ def test_the_committed_claims_follow_from_the_committed_numbers(name):
     with (COMMITTED / f"{name}.csv").open() as file:
         rows = [{key: number(value) for key, value in row.items()} for row in csv.DictReader(file)]
     if name == "noisy-quadratic":  # the last claim is about a training
-        found = [float(word) for word in about["claims"][-1]["found"].replace(",", "").split() if word[0].isdigit()]
+        found = [
+            float(word)
+            for word in about["claims"][-1]["found"].replace(",", "").split()
+            if word[0].isdigit()
+        ]
         again = noisy_quadratic.judge(rows, *found)
     elif name == "growing-batch":
         trained = np.random.default_rng(0).random([growing_batch.SEEDS, growing_batch.PHASES])
@@ -88,8 +103,15 @@ def number(text: str):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_small_version_runs(name, capfd):
-    made = importlib.import_module(f"gradlab.lab.reproduce.{name.replace('-', '_')}").study(quick=True)
-    assert made.quick and made.rows and made.figure.get_label() and all(claim.found for claim in made.claims)
+    made = importlib.import_module(f"gradlab.lab.reproduce.{name.replace('-', '_')}").study(
+        quick=True
+    )
+    assert (
+        made.quick
+        and made.rows
+        and made.figure.get_label()
+        and all(claim.found for claim in made.claims)
+    )
     assert "retracing" not in capfd.readouterr().err
 
 
@@ -100,7 +122,13 @@ def test_a_small_version_runs(name, capfd):
 def test_the_expected_loss_is_that_of_the_recursion(rate, momentum):
     """One update after another, with E[w w], E[w v] and E[v v] of each weight as three numbers."""
     h, batch = 1 / np.arange(1, 8), 3
-    learning_rate, ww, wv, vv, expected = rate * (1 - momentum), np.ones(7), np.zeros(7), np.zeros(7), {}
+    learning_rate, ww, wv, vv, expected = (
+        rate * (1 - momentum),
+        np.ones(7),
+        np.zeros(7),
+        np.zeros(7),
+        {},
+    )
     for update in range(1, 65):
         with_new = momentum * wv + h * ww
         vv = momentum**2 * vv + 2 * momentum * h * wv + h**2 * ww + h / batch
@@ -109,7 +137,28 @@ def test_the_expected_loss_is_that_of_the_recursion(rate, momentum):
         expected[update] = (h @ ww) / 2
     updates, start, noise = noisy_quadratic.expected_losses(h, rate, momentum)
     checked = [i for i, update in enumerate(updates) if update in expected]
-    assert list(updates[checked]) == [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64]
+    assert list(updates[checked]) == [
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+        7,
+        8,
+        10,
+        12,
+        14,
+        16,
+        20,
+        24,
+        28,
+        32,
+        40,
+        48,
+        56,
+        64,
+    ]
     for i in checked:
         assert start[i] + noise[i] / batch == pytest.approx(expected[updates[i]], rel=1e-10)
 
@@ -144,24 +193,37 @@ def test_training_with_gradlab_follows_the_schedule(monkeypatch):
 
     class Watched(growing_batch.Trainer):
         def __init__(self, *arguments, accumulation):
-            super().__init__(*arguments, accumulation=lambda made: asked.append(accumulation(made)) or asked[-1])
+            super().__init__(
+                *arguments, accumulation=lambda made: asked.append(accumulation(made)) or asked[-1]
+            )
 
     monkeypatch.setattr(growing_batch, "Trainer", Watched)
     losses = growing_batch.train(schedule, examples=640, seed=0)
     assert len(losses) == growing_batch.PHASES
-    assert asked == [1] * 160 + [2] * 80 + [4] * 40 + [8] * 20 + [16] * 10 + [32] * 5  # micro-batches of 4
+    # Micro-batches of 4
+    assert asked == [1] * 160 + [2] * 80 + [4] * 40 + [8] * 20 + [16] * 10 + [32] * 5
     rows = growing_batch.expected_losses(schedule, 640)
     assert [row["batch"] for row in rows] == [4, 8, 16, 32, 64, 128]
     assert [row["updates"] for row in rows] == [160, 240, 280, 300, 310, 315]
 
 
 def test_schedules_that_do_not_match_are_seen():
-    rows = [row for schedule in growing_batch.SCHEDULES for row in growing_batch.expected_losses(schedule, 1280)]
-    exact = np.array([[row["excess_loss"] for row in rows if row["schedule"] == growing_batch.SCHEDULES[1].name]] * 3)
+    rows = [
+        row
+        for schedule in growing_batch.SCHEDULES
+        for row in growing_batch.expected_losses(schedule, 1280)
+    ]
+    exact = np.array(
+        [[row["excess_loss"] for row in rows if row["schedule"] == growing_batch.SCHEDULES[1].name]]
+        * 3
+    )
     trained = exact * [[0.99], [1], [1.01]]
     assert all(claim.holds for claim in growing_batch.judge(rows, trained))
     assert not growing_batch.judge(rows, 1.1 * trained)[-1].holds
-    wrong = [row | {"excess_loss": row["excess_loss"] * (1.2 if "x 2" in row["schedule"] else 1)} for row in rows]
+    wrong = [
+        row | {"excess_loss": row["excess_loss"] * (1.2 if "x 2" in row["schedule"] else 1)}
+        for row in rows
+    ]
     assert not growing_batch.judge(wrong, trained)[0].holds
 
 
@@ -170,21 +232,36 @@ def test_schedules_that_do_not_match_are_seen():
 
 def scale_rows(first: float, last: float) -> list[dict]:
     values = np.linspace(first, last, noise_scale.PARTS)
-    return [{"seed": seed, "updates": i, "noise_scale": value} for seed in range(3) for i, value in enumerate(values)]
+    return [
+        {"seed": seed, "updates": i, "noise_scale": value}
+        for seed in range(3)
+        for i, value in enumerate(values)
+    ]
 
 
 @pytest.mark.parametrize(
     ("first", "last", "holds"),
-    [(200, 1600, [True, True]), (800, 1000, [True, False]), (20, 400, [False, True]), (900, 3600, [False, True])],
+    [
+        (200, 1600, [True, True]),
+        (800, 1000, [True, False]),
+        (20, 400, [False, True]),
+        (900, 3600, [False, True]),
+    ],
 )
 def test_the_noise_scale_is_judged_by_its_mean_and_its_growth(first, last, holds):
     assert [claim.holds for claim in noise_scale.judge(scale_rows(first, last))] == holds
 
 
 def accuracy_rows(best: int, width) -> list[dict]:
-    """Accuracies that fall by one point for each doubling away from the best batch, at `width(batch)` base rates."""
+    """Accuracies that fall by one point for each doubling away from the best batch, at
+    `width(batch)` base rates."""
     return [
-        {"batch": batch, "base_rate": rate, "seed": seed, "accuracy": accuracy - 50 * (i >= width(batch)) + 0.01 * seed}
+        {
+            "batch": batch,
+            "base_rate": rate,
+            "seed": seed,
+            "accuracy": accuracy - 50 * (i >= width(batch)) + 0.01 * seed,
+        }
         for batch in small_batches.BATCHES
         for i, rate in enumerate(small_batches.BASE_RATES)
         for seed in range(small_batches.SEEDS)
@@ -196,16 +273,32 @@ def test_small_batches_are_judged_by_the_best_one_and_by_how_many_rates_work():
     def narrowing(batch):
         return 12 - int(math.log2(batch))
 
-    assert [bool(c.holds) for c in small_batches.judge(accuracy_rows(8, narrowing))] == [True, True, True]
-    assert [bool(c.holds) for c in small_batches.judge(accuracy_rows(64, narrowing))] == [False, True, True]
-    assert [bool(c.holds) for c in small_batches.judge(accuracy_rows(8, lambda batch: 5))] == [True, True, False]
+    assert [bool(c.holds) for c in small_batches.judge(accuracy_rows(8, narrowing))] == [
+        True,
+        True,
+        True,
+    ]
+    assert [bool(c.holds) for c in small_batches.judge(accuracy_rows(64, narrowing))] == [
+        False,
+        True,
+        True,
+    ]
+    assert [bool(c.holds) for c in small_batches.judge(accuracy_rows(8, lambda batch: 5))] == [
+        True,
+        True,
+        False,
+    ]
 
 
 def test_networks_that_are_trained_together_are_trained_as_if_alone():
-    """One network in NumPy: the third base rate, the second seed, one epoch of 64 images in batches of 16."""
+    """One network in NumPy: the third base rate, the second seed, one epoch of 64 images in batches
+    of 16."""
     rows = small_batches.Networks(images=64, epochs=1).train(16)
     data = datasets.load("mnist")
-    x, y = data.train_images[:64].reshape(64, -1).astype("float64"), np.eye(10)[data.train_labels[:64]]
+    x, y = (
+        data.train_images[:64].reshape(64, -1).astype("float64"),
+        np.eye(10)[data.train_labels[:64]],
+    )
     seed, place = 1, 8
     kernels = []
     for i, o in ((784, small_batches.HIDDEN), (small_batches.HIDDEN, 10)):
@@ -223,5 +316,7 @@ def test_networks_that_are_trained_together_are_trained_as_if_alone():
     tests = data.test_images.reshape(-1, 784)
     logits = np.maximum(tests @ hidden + biases[0], 0) @ top + biases[1]
     accuracy = 100 * np.mean(logits.argmax(axis=1) == data.test_labels)
-    [row] = [r for r in rows if (r["base_rate"], r["seed"]) == (small_batches.BASE_RATES[place], seed)]
+    [row] = [
+        r for r in rows if (r["base_rate"], r["seed"]) == (small_batches.BASE_RATES[place], seed)
+    ]
     assert row["accuracy"] == pytest.approx(accuracy, abs=0.03)

@@ -5,7 +5,8 @@ from lab_widgets import lab_threads
 
 import gradlab
 
-# Drawing takes most of a short run's time, so only one view is shown where a test does not ask for all with hide=().
+# Drawing takes most of a short run's time, so only one view is shown where a test does not ask for
+# all with hide=().
 QUICK = dict(updates=5, eval_every=5, seeds=2, hide=("accuracy", "noise", "scale", "cost", "toy"))
 
 

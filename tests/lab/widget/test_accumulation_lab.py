@@ -18,7 +18,9 @@ from gradlab.lab.widget.live_run import State
 
 def test_a_new_lab_is_idle(make):
     lab = make(hide=())
-    assert lab.status.startswith("idle: press Run") and lab.status in widget(lab, "status").value.replace("</b>", "")
+    assert lab.status.startswith("idle: press Run") and lab.status in widget(
+        lab, "status"
+    ).value.replace("</b>", "")
     assert lab.result is None and lab.state is State.IDLE and lab.narration == ""
     assert tuple(lab.views) == views.VIEWS and widget(lab, "charts").shown == list(views.PICTURES)
     assert all(view.png.startswith(b"\x89PNG") for view in lab.views.values())
@@ -35,7 +37,10 @@ def test_run_trains_to_the_end(make):
     assert lab.result.seeds == (0, 1) and lab.result.endings == ("finished", "finished")
     assert lab.status.startswith("finished: 2 seeds, update 5 of 5")
     assert lab.views["losses"].png != before.png
-    assert "training loss" in lab.views["losses"].description and "nats" in lab.views["losses"].description
+    assert (
+        "training loss" in lab.views["losses"].description
+        and "nats" in lab.views["losses"].description
+    )
     assert lab.result == run(lab.experiment)
 
 
@@ -62,7 +67,11 @@ def test_its_text_form_is_short_and_always_the_same(make):
     lab = make(method="towers", towers=2)
     bundle = lab._repr_mimebundle_()
     first, *_ = bundle["text/plain"].splitlines()
-    assert first == repr(lab) == "AccumulationLab: towers, dense on mnist, effective batch 2 x 5 x 20 = 200"
+    assert (
+        first
+        == repr(lab)
+        == "AccumulationLab: towers, dense on mnist, effective batch 2 x 5 x 20 = 200"
+    )
     assert "application/vnd.jupyter.widget-view+json" in bundle
 
 
@@ -79,15 +88,25 @@ def test_without_a_front_end_it_shows_a_picture_and_a_table(make):
     [
         (
             dict(k=5),
-            r"AccumulationLab takes seed, hide, lock, rerun, against, executor, downloads, dataset, .* Received: k",
+            r"AccumulationLab takes seed, hide, lock, rerun, against, executor, downloads, "
+            r"dataset, .* Received: k",
         ),
         (dict(accumulation_steps=0), "accumulation_steps must be a positive integer. Received: 0"),
         (dict(seed=-1), "seed must be an integer of 0 or more. Received: -1"),
         (dict(seeds=(1, 2)), r"seeds must be a positive integer. Received: \(1, 2\)"),
-        (dict(hide=("optimiser",)), "a name in hide must be one of accumulation_steps, .* Received: 'optimiser'"),
+        (
+            dict(hide=("optimiser",)),
+            "a name in hide must be one of accumulation_steps, .* Received: 'optimiser'",
+        ),
         (dict(lock="run"), "a name in lock must be one of accumulation_steps, .* Received: 'run'"),
-        (dict(against="days"), "against must be one of updates, examples, seconds. Received: 'days'"),
-        (dict(updates=3, seconds=2.0), "one budget: updates, examples or seconds. Received: updates=3, seconds=2.0"),
+        (
+            dict(against="days"),
+            "against must be one of updates, examples, seconds. Received: 'days'",
+        ),
+        (
+            dict(updates=3, seconds=2.0),
+            "one budget: updates, examples or seconds. Received: updates=3, seconds=2.0",
+        ),
         (dict(method="towers", towers=9), "towers must be at most 3, .* Received: 9"),
     ],
 )
@@ -98,11 +117,18 @@ def test_bad_presets_get_one_sentence(preset, sentence):
 
 def test_a_preset_is_a_line_and_back(make):
     lab = make(
-        accumulation_steps=20, hide=("optimizer", "toy", "csv"), lock=("microbatch_size",), seed=3, against="seconds"
+        accumulation_steps=20,
+        hide=("optimizer", "toy", "csv"),
+        lock=("microbatch_size",),
+        seed=3,
+        against="seconds",
     )
     assert widget(lab, "microbatch_size").disabled and not widget(lab, "learning_rate").disabled
     assert "toy" not in lab.views and not widgets(lab, "toy") and widgets(make(hide=()), "toy")
-    assert "cost" not in widget(make(hide="cost"), "charts").shown and not widget(make(hide="pins"), "charts").chips
+    assert (
+        "cost" not in widget(make(hide="cost"), "charts").shown
+        and not widget(make(hide="pins"), "charts").chips
+    )
     assert not widgets(lab, "optimizer") and widgets(lab, "method")
     assert not widgets(lab, "csv") and widgets(lab, "png")
     again = make(**json.loads(json.dumps(lab.to_dict())))
@@ -118,7 +144,11 @@ def test_reset_brings_back_the_preset(make):
     lab.pin("kept")
     click(lab, "reset")
     assert lab.state is State.IDLE and widget(lab, "accumulation_steps").value == 4
-    assert lab.result is None and lab.status.startswith("idle: ") and [name for name, _ in lab.pinned] == ["kept"]
+    assert (
+        lab.result is None
+        and lab.status.startswith("idle: ")
+        and [name for name, _ in lab.pinned] == ["kept"]
+    )
 
 
 def test_pins_are_named_and_compared(make):
@@ -129,7 +159,11 @@ def test_pins_are_named_and_compared(make):
         run_to_the_end(lab, accumulation_steps=steps)
         click(lab, "pin")
     lab.pin()
-    assert [name for name, _ in lab.pinned] == ["k = 1, b = 20", "k = 5, b = 20", "k = 5, b = 20 (2)"]
+    assert [name for name, _ in lab.pinned] == [
+        "k = 1, b = 20",
+        "k = 5, b = 20",
+        "k = 5, b = 20 (2)",
+    ]
     description = lab.views["losses"].description
     assert "k = 1, b = 20: from" in description and "now: k = 5" in description
 
@@ -148,13 +182,16 @@ def test_the_noise_view_says_what_was_measured_and_predicted(make):
     lab = make(updates=12, hide=())
     run_to_the_end(lab, accumulation_steps=10)
     description = lab.views["noise"].description
-    assert "k = 10" in description and "measured" in description and "predicted by 1/√k" in description
+    assert (
+        "k = 10" in description and "measured" in description and "predicted by 1/√k" in description
+    )
 
 
 def test_each_view_has_a_description_that_follows_the_run(make):
     lab = make(updates=10, hide=())
     before = lab.views
-    run_to_the_end(lab, accumulation_steps=7)  # without a browser, whose link moves the view of one update
+    # Without a browser, whose link moves the view of one update
+    run_to_the_end(lab, accumulation_steps=7)
     assert "7 micro-batch gradients" in lab.views["toy"].description
     for name, view in lab.views.items():
         assert view.description != before[name].description, name
@@ -195,7 +232,8 @@ def test_a_disk_that_is_full_is_said_and_leaves_no_half_file(make, tmp_path, mon
     lab = make()
     run_to_the_end(lab)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))  # the file system takes no more than that of a file
+    # The file system takes no more than that of a file
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
         click(lab, "csv")
         click(lab, "png")

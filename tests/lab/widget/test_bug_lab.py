@@ -1,4 +1,5 @@
-"""The game of eight bugs: its loops beside an independent computation, what experiments tell apart, and the score."""
+"""The game of eight bugs: its loops beside an independent computation, what experiments tell apart,
+and the score."""
 
 import itertools
 import subprocess
@@ -27,7 +28,9 @@ def normalized(x, groups):
     z = x.copy()
     for group in np.unique(groups):
         members = x[groups == group]
-        z[groups == group] = (members - np.mean(members)) / np.sqrt(np.mean(members**2) - np.mean(members) ** 2 + 1e-3)
+        z[groups == group] = (members - np.mean(members)) / np.sqrt(
+            np.mean(members**2) - np.mean(members) ** 2 + 1e-3
+        )
     return z
 
 
@@ -85,7 +88,9 @@ def test_without_a_bug_the_loop_equals_the_large_batch():
 def test_each_bug_gives_the_weights_of_an_independent_computation(bug):
     for settings in ALL:
         shown = experiment(settings, bug=bug, seed=3)
-        np.testing.assert_allclose(shown.loop, reference(settings, bug, 3), rtol=0, atol=1e-10, err_msg=str(settings))
+        np.testing.assert_allclose(
+            shown.loop, reference(settings, bug, 3), rtol=0, atol=1e-10, err_msg=str(settings)
+        )
         np.testing.assert_allclose(shown.large, reference(settings, None, 3), rtol=0, atol=1e-10)
 
 
@@ -99,13 +104,20 @@ def test_one_experiment_with_everything_tells_all_bugs_of_the_weight_apart():
     assert len(CLEAR) >= 5
     for seed in CLEAR:
         paths = [experiment(EVERYTHING, bug=bug, seed=seed).loop for bug in [None, *WRONG]]
-        assert all(np.abs(one - other).max() > 0.005 for one, other in itertools.combinations(paths, 2))
+        assert all(
+            np.abs(one - other).max() > 0.005 for one, other in itertools.combinations(paths, 2)
+        )
 
 
 @pytest.mark.parametrize(
     ("settings", "shown"),
     [
-        (Settings(k=1, unequal=False, ragged=True, clipping=True, schedule=True, normalization=True), []),
+        (
+            Settings(
+                k=1, unequal=False, ragged=True, clipping=True, schedule=True, normalization=True
+            ),
+            [],
+        ),
         (Settings(), ["sum"]),
         (Settings("Adam"), ["clocks"]),
         (Settings(ragged=True), ["sum", "tail_by_k", "tail_dropped"]),
@@ -123,7 +135,11 @@ def test_only_memory_shows_ten_in_flight(k, most):
     settings = Settings(k=k)
     for bug in [None, *WRONG]:
         shown = experiment(settings, "memory", bug)
-        assert shown.loop.tolist() == [0, *(k * [2, 0])] and shown.large.tolist() == [0, 2 * k, 0] and shown.equal
+        assert (
+            shown.loop.tolist() == [0, *(k * [2, 0])]
+            and shown.large.tolist() == [0, 2 * k, 0]
+            and shown.equal
+        )
     shown = experiment(settings, "memory", "in_flight")
     assert shown.loop.max() == most and shown.loop[-1] == 0 and shown.equal == (k == 1)
     assert len(shown.loop) == 2 * k + 1 and set(np.abs(np.diff(shown.loop))) == {2}
@@ -139,11 +155,16 @@ def test_the_tail_is_short_and_its_last_micro_batch_has_one_text():
 
 
 def hidden_bug(game):
-    """The bug that a computer finds by one experiment with everything, and a second one of the memory."""
+    """The bug that a computer finds by one experiment with everything, and a second one of the
+    memory."""
     path, data_seed = game.experiment(EVERYTHING).loop, game.data_seed
     if not game.experiment(EVERYTHING, "memory").equal:
         return "in_flight"
-    [found] = [bug for bug in WRONG if np.allclose(experiment(EVERYTHING, bug=bug, seed=data_seed).loop, path)]
+    [found] = [
+        bug
+        for bug in WRONG
+        if np.allclose(experiment(EVERYTHING, bug=bug, seed=data_seed).loop, path)
+    ]
     return found
 
 
@@ -179,14 +200,18 @@ def test_fewer_experiments_bring_more_points():
     assert said.startswith(f"Right, {spoken(bug)}: 4 points for 2 experiments.") and game.score == 4
     game.experiment(Settings())  # the round is over: not counted
     assert len(game.tried) == 2
-    with pytest.raises(ValueError, match="bug must be named once in a round, after an experiment. Received: "):
+    with pytest.raises(
+        ValueError, match="bug must be named once in a round, after an experiment. Received: "
+    ):
         game.name(bug)
 
     game.next_round()
     right = hidden_bug(game)
     wrong = next(bug for bug in BUGS if bug != right)
     said = game.name(wrong)
-    assert said.startswith(f"No, not {spoken(wrong)}: this loop has {spoken(right)}. {BUGS[right].does}")
+    assert said.startswith(
+        f"No, not {spoken(wrong)}: this loop has {spoken(right)}. {BUGS[right].does}"
+    )
     assert (game.round, game.score) == (2, 4)
 
 
@@ -199,24 +224,37 @@ def test_a_round_played_with_the_controls():
     for name in SWITCHES:
         controls[name].value = True
     controls["run"].click()
-    assert lab.said.startswith("SGD, k = 4, ragged tail, unequal lengths, clipping at 3, falling rate, normalization: ")
-    controls["optimizer"].value, controls["k"].value, controls["measure"].value = "Adam", 16, "memory"
+    assert lab.said.startswith(
+        "SGD, k = 4, ragged tail, unequal lengths, clipping at 3, falling rate, normalization: "
+    )
+    controls["optimizer"].value, controls["k"].value, controls["measure"].value = (
+        "Adam",
+        16,
+        "memory",
+    )
     assert lab.run().settings.k == 16 and "The loop holds at most" in lab.said
     controls["bug"].value = hidden_bug(lab.game)
     controls["name"].click()
     assert lab.said.startswith("Right") and "score 3, experiments 3" in repr(lab)
     assert lab.name() == "This round is over. Press Next round."
     controls["next"].click()
-    assert repr(lab) == "BugLab: round 2, score 3, experiments 0, seed 2" and controls["bug"].value == ""
+    assert (
+        repr(lab) == "BugLab: round 2, score 3, experiments 0, seed 2"
+        and controls["bug"].value == ""
+    )
     lab.close()
 
 
 def test_before_the_first_experiment_only_the_large_batch_is_drawn():
     lab = BugLab()
-    pictures = [widget.value for widget in lab.view.children if "<img" in getattr(widget, "value", "")]
+    pictures = [
+        widget.value for widget in lab.view.children if "<img" in getattr(widget, "value", "")
+    ]
     assert len(pictures) == 1 and 'alt="The large batch alone: its weight ends at' in pictures[0]
     lab.run()
-    assert not any("The large batch alone" in getattr(widget, "value", "") for widget in lab.view.children)
+    assert not any(
+        "The large batch alone" in getattr(widget, "value", "") for widget in lab.view.children
+    )
     lab.close()
 
 
@@ -230,9 +268,16 @@ def test_pages_without_a_kernel_show_an_example_and_then_the_last_experiment():
     lab = BugLab()
     fresh, again = lab._repr_mimebundle_(), BugLab()._repr_mimebundle_()
     assert fresh["text/plain"] == again["text/plain"] and lab.game.tried == {}
-    assert fresh["text/plain"].startswith("BugLab: round 1, score 0, experiments 0, seed 0. Experiment: SGD, k = 4, ")
-    assert fresh["image/png"].startswith(b"\x89PNG") and "application/vnd.jupyter.widget-view+json" in fresh
-    assert '<img src="data:image/png' in fresh["text/html"] and fresh["text/html"].count("<tr>") == 8
+    assert fresh["text/plain"].startswith(
+        "BugLab: round 1, score 0, experiments 0, seed 0. Experiment: SGD, k = 4, "
+    )
+    assert (
+        fresh["image/png"].startswith(b"\x89PNG")
+        and "application/vnd.jupyter.widget-view+json" in fresh
+    )
+    assert (
+        '<img src="data:image/png' in fresh["text/html"] and fresh["text/html"].count("<tr>") == 8
+    )
     lab.controls["measure"].value = "memory"
     lab.run()
     assert "texts in memory at most" in lab._repr_mimebundle_()["text/plain"]
@@ -243,9 +288,13 @@ def test_pictures_say_what_they_show():
     shown = experiment(Settings(ragged=True), bug="tail_dropped", seed=CLEAR[0])
     assert verdict(shown).startswith("The loop and the large batch differ from window 3 on.")
     assert draw(shown).alt == verdict(shown)
-    assert verdict(experiment(Settings())) == "The loop and the large batch agree after every window."
+    assert (
+        verdict(experiment(Settings())) == "The loop and the large batch agree after every window."
+    )
     memory = experiment(Settings(), "memory", "in_flight")
-    assert verdict(memory).startswith("The loop holds at most 8 texts in memory, the large batch 8.")
+    assert verdict(memory).startswith(
+        "The loop holds at most 8 texts in memory, the large batch 8."
+    )
     assert table(memory).splitlines()[1].split() == ["loop", "8"]
     assert table(shown).splitlines()[3].split()[-1] == "0.0000"
     assert all(bug.name in draw_all(seed=CLEAR[0]).alt for bug in BUGS.values())
@@ -253,7 +302,10 @@ def test_pictures_say_what_they_show():
 
 def test_it_needs_no_tensorflow():
     play = "from gradlab.lab.widget.bug_lab import BugLab; BugLab().run()"
-    subprocess.run([sys.executable, "-c", f"import sys; {play}; assert 'tensorflow' not in sys.modules"], check=True)
+    subprocess.run(
+        [sys.executable, "-c", f"import sys; {play}; assert 'tensorflow' not in sys.modules"],
+        check=True,
+    )
 
 
 @pytest.mark.parametrize(
@@ -263,9 +315,18 @@ def test_it_needs_no_tensorflow():
         (lambda: Settings("sgd"), "optimizer must be one of SGD, Adam. Received: 'sgd'"),
         (lambda: Settings(k=3), "k must be one of 1, 2, 4, 16. Received: 3"),
         (lambda: Settings(ragged=1), "ragged must be True or False. Received: 1"),
-        (lambda: experiment(Settings(), "speed"), "measure must be one of weight, memory. Received: 'speed'"),
-        (lambda: experiment(Settings(), bug="typo"), "bug must be one of sum, .*in_flight. Received: 'typo'"),
-        (lambda: experiment(Settings(), seed=0.5), "seed must be an integer of 0 or more. Received: 0.5"),
+        (
+            lambda: experiment(Settings(), "speed"),
+            "measure must be one of weight, memory. Received: 'speed'",
+        ),
+        (
+            lambda: experiment(Settings(), bug="typo"),
+            "bug must be one of sum, .*in_flight. Received: 'typo'",
+        ),
+        (
+            lambda: experiment(Settings(), seed=0.5),
+            "seed must be an integer of 0 or more. Received: 0.5",
+        ),
         (lambda: Game().name("typo"), "bug must be one of sum, .*in_flight. Received: 'typo'"),
         (lambda: Game().name("sum"), "after an experiment. Received: 'sum' after 0 experiments"),
         (lambda: points(0), "experiments must be a positive integer. Received: 0"),

@@ -1,4 +1,5 @@
-"""What the lab answers a page: the numbers it does not have yet, from the thread that was asked, and nothing else."""
+"""What the lab answers a page: the numbers it does not have yet, from the thread that was asked,
+and nothing else."""
 
 import threading
 
@@ -32,7 +33,8 @@ def permits(monkeypatch):
 def test_a_page_that_asks_during_a_run_has_its_result_at_the_end(make, permits):
     lab = make(updates=60, hide=())
     page = Page(lab)
-    assert page.ask()["runs"] == [] and page.ask()["again"] is None  # nothing to ask for until there is news
+    # Nothing to ask for until there is news
+    assert page.ask()["runs"] == [] and page.ask()["again"] is None
     news = widget(lab, "charts").news
     lab.run()
     assert widget(lab, "charts").news > news
@@ -43,7 +45,8 @@ def test_a_page_that_asks_during_a_run_has_its_result_at_the_end(make, permits):
         lab._session._front._point = None  # else a point is kept for half a second
         [run] = page.ask()["runs"]
         assert (run["counts"], run["first"]) == ([made, made], first)  # increments
-        assert (page.last["point"]["window"] is None) == (made < 8)  # too few updates say nothing about the noise
+        # Too few updates say nothing about the noise
+        assert (page.last["point"]["window"] is None) == (made < 8)
     assert page.last["again"] == front.ASK_AGAIN[State.RUNNING]
     permits.release(39)
     lab.wait()
@@ -112,7 +115,10 @@ def test_pinned_runs_are_renamed_and_removed_from_the_page(make):
         lab.pin()
     names = ["now: k = 5, b = 20", "k = 1, b = 20", "k = 5, b = 20"]
     assert [run["name"] for run in page.ask()["runs"]] == names
-    assert page.last["runs"][1]["cells"][0] == "1 × 20 = 20" and "±" in page.last["runs"][1]["cells"][3]
+    assert (
+        page.last["runs"][1]["cells"][0] == "1 × 20 = 20"
+        and "±" in page.last["runs"][1]["cells"][3]
+    )
     np.testing.assert_array_equal(page.rows[names[0]], page.rows[names[2]])
     page.say(rename=page.number("k = 1, b = 20"), name=" k = 5, b = 20 ")
     page.say(rename=page.number("k = 5, b = 20"), name=" ")
@@ -124,7 +130,9 @@ def test_pinned_runs_are_renamed_and_removed_from_the_page(make):
     page.say(anything="else")
     assert [name for name, _ in lab.pinned] == ["k = 5, b = 20 (2)"]
     lab.reset()
-    assert [run["name"] for run in page.ask()["runs"]] == ["k = 5, b = 20 (2)"] and not page.last["now"]
+    assert [run["name"] for run in page.ask()["runs"]] == ["k = 5, b = 20 (2)"] and not page.last[
+        "now"
+    ]
 
 
 def test_the_points_of_whole_runs_stay(make):
@@ -148,7 +156,11 @@ def test_a_window_is_shown_one_loss_after_the_other(make):
     lab = make(accumulation_steps=3)
     page = Page(lab)
     lab.step()
-    wait_until(lambda: len(page.ask()["window"]) == 1 and page.last["again"] == front.ASK_AGAIN[State.PAUSED])
+    wait_until(
+        lambda: (
+            len(page.ask()["window"]) == 1 and page.last["again"] == front.ASK_AGAIN[State.PAUSED]
+        )
+    )
     assert lab.state is State.PAUSED
     lab.step()
     wait_until(lambda: len(page.ask()["window"]) == 2)

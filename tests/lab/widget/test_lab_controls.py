@@ -1,4 +1,5 @@
-"""The controls of the lab: each one reruns the training, and values that cannot be run are refused."""
+"""The controls of the lab: each one reruns the training, and values that cannot be run are
+refused."""
 
 from events import wait_until
 from lab_widgets import run_to_the_end, updates_made, widget
@@ -22,13 +23,18 @@ def test_a_changed_control_reruns(make):
         widget(lab, name).value = value
         assert getattr(lab.experiment, "updates" if name == "budget" else name) == value
         assert lab.wait() is State.FINISHED
-        assert lab.result.experiment == lab.experiment, name  # the result of a new run: the one before had another
+        # The result of a new run: the one before had another
+        assert lab.result.experiment == lab.experiment, name
 
 
 def test_without_rerun_a_changed_control_waits_for_run(make):
     lab = make(rerun=False)
     widget(lab, "accumulation_steps").value = 7
-    assert lab.state is State.IDLE and "press Run" in lab.status and "7 × 20" in widget(lab, "batch").value
+    assert (
+        lab.state is State.IDLE
+        and "press Run" in lab.status
+        and "7 × 20" in widget(lab, "batch").value
+    )
     run_to_the_end(lab)
     assert lab.result.losses.shape == (2, 5, 7)
 
@@ -63,7 +69,10 @@ def test_towers_are_for_the_static_graphs(make):
     assert not towers.disabled
     towers.value = 3
     assert lab.wait() is State.FINISHED
-    assert lab.experiment.effective_batch == 300 and "3 × 5 × 20 = <b>300</b>" in widget(lab, "batch").value
+    assert (
+        lab.experiment.effective_batch == 300
+        and "3 × 5 × 20 = <b>300</b>" in widget(lab, "batch").value
+    )
     widget(lab, "method").value = "microbatched"
     assert lab.experiment.towers == 1 and lab.wait() is State.FINISHED
 
@@ -93,10 +102,13 @@ def test_the_button_says_what_the_controls_behind_it_say(make):
 def test_values_that_cannot_be_run_are_refused(make):
     lab = make(microbatch_size=5000)
     widget(lab, "accumulation_steps").value = 12
-    assert lab.status.startswith("not run: ") and "at most the 55000 training examples" in lab.status
+    assert (
+        lab.status.startswith("not run: ") and "at most the 55000 training examples" in lab.status
+    )
     assert lab.state is State.IDLE and lab.result is None
     batch = widget(lab, "batch")
-    assert "12 × 5000" not in batch.value and "at most the 55000 training examples" in batch.value  # beside k and b
+    # Beside k and b
+    assert "12 × 5000" not in batch.value and "at most the 55000 training examples" in batch.value
     widget(lab, "accumulation_steps").value = 2
     assert "2 × 5000" in batch.value and lab.wait() is State.FINISHED
 

@@ -1,4 +1,5 @@
-"""Labs whose runs are trained by an executor's workers: the same numbers, and what happens when one side is lost."""
+"""Labs whose runs are trained by an executor's workers: the same numbers, and what happens when one
+side is lost."""
 
 import concurrent.futures
 import multiprocessing
@@ -75,7 +76,14 @@ def test_stop_ends_the_training(make, pool):
 
 
 def test_stop_within_a_micro_batch(make, pool):
-    lab = make(executor=pool, method="microbatched", microbatch_size=1, accumulation_steps=20_000, updates=2, seeds=1)
+    lab = make(
+        executor=pool,
+        method="microbatched",
+        microbatch_size=1,
+        accumulation_steps=20_000,
+        updates=2,
+        seeds=1,
+    )
     lab.run()
     wait_until(lambda: "waiting" not in lab.status)
     lab.stop()
@@ -119,7 +127,9 @@ def test_what_fails_in_a_worker_is_said(make, pool):
     lab = make(executor=pool, method="towers")
     lab.run(towers=7)
     assert lab.wait() is State.FAILED
-    assert "ValueError: towers must be at most 3" in lab.status and lab.status.endswith("Received: 7")
+    assert "ValueError: towers must be at most 3" in lab.status and lab.status.endswith(
+        "Received: 7"
+    )
 
 
 def test_a_run_that_the_executor_cancels_says_so(make):
@@ -132,7 +142,9 @@ def test_a_run_that_the_executor_cancels_says_so(make):
     lab = make(executor=Cancels())
     lab.run()
     assert lab.wait() is State.FAILED
-    assert lab.status.startswith("failed: the executor has cancelled it, as Dask does when it loses its scheduler")
+    assert lab.status.startswith(
+        "failed: the executor has cancelled it, as Dask does when it loses its scheduler"
+    )
 
 
 def test_a_page_asks_less_often_the_longer_the_queue(make, queue):
@@ -171,7 +183,10 @@ def test_callers_without_the_key_are_turned_away(make, pool):
 
 def test_refusals(make):
     for wrong in (4, "dask"):
-        with pytest.raises(ValueError, match="^executor must be a concurrent.futures.Executor, a Dask client or None"):
+        with pytest.raises(
+            ValueError,
+            match="^executor must be a concurrent.futures.Executor, a Dask client or None",
+        ):
             make(executor=wrong)
     forks = concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("fork"))
     with forks, pytest.raises(ValueError, match="^executor must spawn its processes"):
@@ -198,7 +213,9 @@ def test_a_kernel_stays_small_and_never_imports_tensorflow():
     try:
         said = []
         reply = client.execute_interactive(
-            KERNEL, timeout=LIMIT, output_hook=lambda message: said.append(message["content"].get("text", ""))
+            KERNEL,
+            timeout=LIMIT,
+            output_hook=lambda message: said.append(message["content"].get("text", "")),
         )
         assert reply["content"]["status"] == "ok", reply["content"]
         status = pathlib.Path(f"/proc/{manager.provisioner.pid}/status").read_text()
@@ -220,7 +237,10 @@ def test_a_pool_that_lost_its_worker_says_so(make):
         wait_until(lambda: updates_made(lab) > 5)
         multiprocessing.active_children()[0].kill()
         assert lab.wait() is State.FAILED
-        assert "BrokenProcessPool: the executor has lost a worker and takes no more jobs: make a new one" in lab.status
+        assert (
+            "BrokenProcessPool: the executor has lost a worker and takes no more jobs: make a new "
+            "one" in lab.status
+        )
         assert updates_made(lab) > 5  # what was seen stays
 
 
@@ -275,7 +295,9 @@ def test_a_cluster_by_its_address_loses_a_worker_and_its_scheduler(make, tmp_pat
         wait_until(lambda: client.status != "running")
         lab.run()
         assert lab.wait() is State.FAILED
-        assert f"there must be a Dask scheduler at {cluster.address}: it does not answer" in lab.status
+        assert (
+            f"there must be a Dask scheduler at {cluster.address}: it does not answer" in lab.status
+        )
         cluster.start()
         lab.run(updates=40)
         assert lab.wait() is State.FINISHED and lab.result == run(lab.experiment)

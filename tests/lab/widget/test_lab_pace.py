@@ -92,7 +92,11 @@ def test_a_window_is_revealed_one_loss_after_the_other():
     shown = []
     for number in (1, 2, 3):
         paused.pace.step(update=False)
-        wait_until(lambda number=number: f"micro-batch {number} of 3" in paused.narration and paused.waiting)
+        wait_until(
+            lambda number=number: (
+                f"micro-batch {number} of 3" in paused.narration and paused.waiting
+            )
+        )
         shown.append(paused.window().tolist())
         assert paused.result() is None
     losses = paused.updates[0][0].losses.tolist()
@@ -131,7 +135,9 @@ def test_slow_motion_names_every_micro_batch_and_update(monkeypatch):
         for number, sentence in enumerate(window[:3], 1):
             assert f"micro-batch {number} of 3: loss" in sentence
             assert f"added to the accumulator, which now holds {20 * number} examples" in sentence
-        assert "3 gradients averaged" in window[3] and f"applied once, as update {update}" in window[3]
+        assert (
+            "3 gradients averaged" in window[3] and f"applied once, as update {update}" in window[3]
+        )
 
 
 def test_the_slow_switch_narrates_a_run(make, monkeypatch):
@@ -139,7 +145,9 @@ def test_the_slow_switch_narrates_a_run(make, monkeypatch):
     lab = make(accumulation_steps=2, updates=2)
     widget(lab, "slow").value = True
     run_to_the_end(lab)
-    assert "2 gradients averaged" in lab.narration and "as update 2" in widget(lab, "narration").value
+    assert (
+        "2 gradients averaged" in lab.narration and "as update 2" in widget(lab, "narration").value
+    )
     widget(lab, "slow").value = False
     run_to_the_end(lab)
     assert lab.narration == ""

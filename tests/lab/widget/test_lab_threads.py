@@ -1,4 +1,5 @@
-"""The threads of the lab: an old run is never shown over a new one, faults are shown, and everything ends."""
+"""The threads of the lab: an old run is never shown over a new one, faults are shown, and
+everything ends."""
 
 import pathlib
 
@@ -51,7 +52,10 @@ def test_a_run_that_diverges_says_what_to_try(make):
     lab = make(optimizer="sgd", learning_rate=1e30, updates=50)
     lab.run()
     lab.wait()
-    assert lab.status.startswith("diverged: seeds 0, 1 of 2: ") and "try a smaller learning rate" in lab.status
+    assert (
+        lab.status.startswith("diverged: seeds 0, 1 of 2: ")
+        and "try a smaller learning rate" in lab.status
+    )
 
 
 def test_closing_stops_the_run_and_waits_for_its_thread(make):
@@ -81,7 +85,8 @@ def test_changing_k_and_b_compiles_nothing(make, monkeypatch):
         traced.append(model.name)
         return losses(model, *arguments)
 
-    monkeypatch.setattr(models.Model, "losses", record)  # Python runs it only while TensorFlow traces
+    # Python runs it only while TensorFlow traces
+    monkeypatch.setattr(models.Model, "losses", record)
     lab = make(seeds=4, optimizer="momentum")
     run_to_the_end(lab)
     assert traced  # no other test trains just this, so the first run compiles

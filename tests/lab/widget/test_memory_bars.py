@@ -1,4 +1,5 @@
-"""MemoryBars: its arithmetic against numbers computed by hand, its controls, and what it shows without a kernel."""
+"""MemoryBars: its arithmetic against numbers computed by hand, its controls, and what it shows
+without a kernel."""
 
 import re
 from dataclasses import replace
@@ -11,7 +12,14 @@ from gradlab.lab.widget.memory_bars import MemoryBars, page, saved, svg, table
 from gradlab.lab.widget.memory_count import MEASURED, MIB, PARTS, PRESETS, Training, advice, memory
 
 # 1,000 parameters are 4,000 bytes; 500 activations are 2,000 bytes for each example.
-SMALL = Training(parameters=1000, activations=500, optimizer="adam", microbatch_size=2, accumulation_steps=8, layers=16)
+SMALL = Training(
+    parameters=1000,
+    activations=500,
+    optimizer="adam",
+    microbatch_size=2,
+    accumulation_steps=8,
+    layers=16,
+)
 
 
 def changed(**settings) -> list[float]:
@@ -30,7 +38,8 @@ def changed(**settings) -> list[float]:
         ({"precision": "mixed"}, [4000, 4000, 4000, 8000, 2000]),
         ({"size": 192}, [4000, 4000, 4000, 8000, 16_000]),  # twice the side
         ({"size": 192, "power": 1}, [4000, 4000, 4000, 8000, 8000]),  # twice the length
-        ({"checkpointing": True}, [4000, 4000, 4000, 8000, 2000]),  # 4 inputs and a segment of 4, out of 16 layers
+        # 4 inputs and a segment of 4, out of 16 layers
+        ({"checkpointing": True}, [4000, 4000, 4000, 8000, 2000]),
         ({"checkpointing": True, "layers": 1}, [4000, 4000, 4000, 8000, 4000]),
         ({"zero_stage": 1, "devices": 4}, [4000, 4000, 4000, 2000, 4000]),
         ({"zero_stage": 2, "devices": 4}, [4000, 1000, 1000, 2000, 4000]),
@@ -63,10 +72,26 @@ def test_the_measurements_hold_what_is_counted():
         ({}, 24_000, "Nothing needs to change."),
         ({}, 23_000, "First make the micro-batches smaller: b = 1 and k = 16 fit."),
         ({"microbatch_size": 1}, 21_500, "First switch on activation checkpointing: then it fits."),
-        ({"microbatch_size": 1, "layers": 1}, 21_000, "First compute in mixed precision: then it fits."),
-        ({"microbatch_size": 1, "devices": 2}, 18_000, "First divide the state of the model, with ZeRO stage 1: then"),
-        ({"microbatch_size": 1}, 14_000, "First take an optimizer without state, SGD: then it fits."),
-        ({"microbatch_size": 1}, 5000, "No single change is enough. The largest part: optimizer state."),
+        (
+            {"microbatch_size": 1, "layers": 1},
+            21_000,
+            "First compute in mixed precision: then it fits.",
+        ),
+        (
+            {"microbatch_size": 1, "devices": 2},
+            18_000,
+            "First divide the state of the model, with ZeRO stage 1: then",
+        ),
+        (
+            {"microbatch_size": 1},
+            14_000,
+            "First take an optimizer without state, SGD: then it fits.",
+        ),
+        (
+            {"microbatch_size": 1},
+            5000,
+            "No single change is enough. The largest part: optimizer state.",
+        ),
     ],
 )
 def test_advice(settings, limit, said):
@@ -109,11 +134,18 @@ def test_controls_change_the_bars():
     html = bars.view.children[-1]
     before = html.value
     bars.controls["optimizer"].value = "adam"
-    assert bars.training == replace(PRESETS["VGG-16 without top, 96x96"], optimizer="adam") and html.value != before
+    assert (
+        bars.training == replace(PRESETS["VGG-16 without top, 96x96"], optimizer="adam")
+        and html.value != before
+    )
     bars.controls["checkpointing"].value = True
     assert bars.training.checkpointing
     bars.controls["preset"].value = "GPT-2 small, 1,024 tokens"
-    assert bars.training == PRESETS["GPT-2 small, 1,024 tokens"] == replace(bars.training, parameters=124_439_808)
+    assert (
+        bars.training
+        == PRESETS["GPT-2 small, 1,024 tokens"]
+        == replace(bars.training, parameters=124_439_808)
+    )
     bars.controls["limit_gib"].value = 4.0
     assert bars.limit == 4 * 2**30 and "4,096 MiB" in html.value
 
@@ -140,7 +172,9 @@ def test_the_picture_is_a_scale_drawing():
     drawn = ElementTree.fromstring(svg(vgg, limit).replace("&#9632;", ""))
     widths = [float(rect.get("width")) for rect in drawn.iter("rect")]
     parts = [*memory(vgg.whole).values(), *memory(vgg).values()]
-    assert [width / widths[0] for width in widths] == pytest.approx([part / parts[0] for part in parts], abs=0.01)
+    assert [width / widths[0] for width in widths] == pytest.approx(
+        [part / parts[0] for part in parts], abs=0.01
+    )
     titles = [title.text for title in drawn.iter("title")]
     assert "measured: 526 MiB" in titles and "measured: 199 MiB" in titles
     assert drawn.get("role") == "img" and "fits" in drawn.get("aria-label")

@@ -1,4 +1,5 @@
-"""The view of one update: what Python sends to the page, and the picture for pages without widgets."""
+"""The view of one update: what Python sends to the page, and the picture for pages without
+widgets."""
 
 import numpy as np
 import pytest
@@ -37,7 +38,8 @@ def test_a_reset_outlasts_a_point_that_was_sent_before_it(monkeypatch):
     view, sent = OneUpdate(5), []
     monkeypatch.setattr(view, "send", sent.append)
     view.reset()
-    view.set_state({"start": [-3.75, 2.45]})  # the page moved the ring before, and another thread was slower
+    # The page moved the ring before, and another thread was slower
+    view.set_state({"start": [-3.75, 2.45]})
     view._handle_custom_msg({"reset": True}, [])  # the page's answer: its messages keep their order
     assert view.start == toy.START.tolist() and sent == [{"start": toy.START.tolist()}]
 
@@ -52,5 +54,7 @@ def test_the_lab_shows_all_micro_batches_of_its_towers(make):
 
 
 def test_more_micro_batches_than_there_is_noise_for_are_refused():
-    with pytest.raises(ValueError, match="accumulation_steps must be at most 100 in the toy. Received: 101"):
+    with pytest.raises(
+        ValueError, match="accumulation_steps must be at most 100 in the toy. Received: 101"
+    ):
         toy.descend(101)

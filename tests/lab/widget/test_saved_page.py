@@ -1,4 +1,5 @@
-"""What a saved notebook keeps of a lab: a picture, a table, and recorded runs that agree with fresh ones."""
+"""What a saved notebook keeps of a lab: a picture, a table, and recorded runs that agree with fresh
+ones."""
 
 import base64
 import json
@@ -22,7 +23,11 @@ def test_a_lab_that_has_not_run_shows_the_recorded_runs(make):
     bundle = lab._repr_mimebundle_()
     assert "application/vnd.jupyter.widget-view+json" in bundle
     assert bundle["image/png"].startswith(b"\x89PNG") and bundle["text/html"] == saved_page.page()
-    for words in (repr(lab), "Recorded runs: dense on mnist, adam, 5 seeds, 300 updates", "recorded, k = 50"):
+    for words in (
+        repr(lab),
+        "Recorded runs: dense on mnist, adam, 5 seeds, 300 updates",
+        "recorded, k = 50",
+    ):
         assert words in bundle["text/plain"]
     run_to_the_end(lab)
     own = lab._repr_mimebundle_()["text/html"]  # its own picture and table instead
@@ -33,15 +38,26 @@ def test_a_lab_that_has_not_run_shows_the_recorded_runs(make):
 def test_the_recorded_lab_is_small_and_loads_nothing():
     page = saved_page.page()
     assert len(page.encode()) <= 200_000
-    assert "http:" not in page and "https:" not in page and "import " not in page.split("<script")[1]
-    assert page.index("<img") < page.index("<table>") < page.index("<script")  # what is left where scripts are dropped
+    assert (
+        "http:" not in page and "https:" not in page and "import " not in page.split("<script")[1]
+    )
+    # What is left where scripts are dropped
+    assert page.index("<img") < page.index("<table>") < page.index("<script")
 
 
-@pytest.mark.parametrize("notebook", ["00_start_here", "01_how_it_works", "06_noise_and_accuracy", "app/lab"])
+@pytest.mark.parametrize(
+    "notebook", ["00_start_here", "01_how_it_works", "06_noise_and_accuracy", "app/lab"]
+)
 def test_the_saved_notebooks_have_the_present_page(notebook):
     cells = json.loads((ROOT / "notebooks" / f"{notebook}.ipynb").read_text())["cells"]
-    pages = ["".join(output.get("data", {}).get("text/html", "")) for c in cells for output in c.get("outputs", [])]
-    assert [page for page in pages if "gradlab-recorded" in page] == [saved_page.page()], "run make notebooks"
+    pages = [
+        "".join(output.get("data", {}).get("text/html", ""))
+        for c in cells
+        for output in c.get("outputs", [])
+    ]
+    assert [page for page in pages if "gradlab-recorded" in page] == [saved_page.page()], (
+        "run make notebooks"
+    )
 
 
 def test_the_recorded_toy_is_that_of_the_lab():
@@ -53,11 +69,13 @@ def test_the_recorded_toy_is_that_of_the_lab():
 
 @pytest.mark.parametrize("number", range(len(record.STEPS)))
 def test_recorded_runs_agree_with_fresh_ones(number):
-    """Machines differ in the last digits, which training amplifies: the means over seeds agree in two digits only."""
+    """Machines differ in the last digits, which training amplifies: the means over seeds agree in
+    two digits only."""
     kept, e = saved_page.recorded()["runs"][number], record.experiment(record.STEPS[number])
     assert {name: kept[name] for name in front.facts(e)} == front.facts(e)
     assert e.updates == presets.DEFAULTS["updates"] and kept["counts"] == [300] * 5
-    if e != presets.experiment(0, {}):  # the first updates are enough, except of the run that the page begins with
+    # The first updates are enough, except of the run that the page begins with
+    if e != presets.experiment(0, {}):
         e = presets.experiment(0, {"accumulation_steps": e.accumulation_steps, "updates": 50})
     result = run(e)
     rows = floats(kept["rows"]).reshape(300, -1)[: e.updates]
@@ -66,7 +84,9 @@ def test_recorded_runs_agree_with_fresh_ones(number):
         place = record.KEPT.index(column)
         there = np.isfinite(rows[:, place])  # accuracies are measured every 50 updates
         assert there[49] and np.isfinite(fresh[there, place]).all()
-        np.testing.assert_allclose(rows[there, place], fresh[there, place], rtol=tolerance, err_msg=column)
+        np.testing.assert_allclose(
+            rows[there, place], fresh[there, place], rtol=tolerance, err_msg=column
+        )
     dots = floats(kept["dots"], "<u2").reshape(300, -1)[: e.updates]
     found = np.where(dots == record.MISSING, np.nan, record.UNIT * dots)
     np.testing.assert_allclose(found[:20], Trace.of(result).dots(0)[:20], atol=0.02)
@@ -75,7 +95,9 @@ def test_recorded_runs_agree_with_fresh_ones(number):
 
 
 def test_the_command_writes_what_a_page_reads(tmp_path, monkeypatch):
-    short = lambda steps: presets.experiment(0, {"accumulation_steps": steps, "updates": 9, "seeds": 1})  # noqa: E731
+    def short(steps):
+        return presets.experiment(0, {"accumulation_steps": steps, "updates": 9, "seeds": 1})
+
     monkeypatch.setattr(record, "experiment", short)
     monkeypatch.setattr(record, "STEPS", (1, 5))
     record.write(tmp_path)

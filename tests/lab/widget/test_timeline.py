@@ -1,4 +1,5 @@
-"""Timelines: the schedules compared with the formulas and with schedules made by hand, the drawing, and the widget."""
+"""Timelines: the schedules compared with the formulas and with schedules made by hand, the drawing,
+and the widget."""
 
 import base64
 import itertools
@@ -36,7 +37,9 @@ def test_activations_that_are_held():
         held = [schedule("1f1b", p, m).held(stage) for stage in range(p)]
         assert held == [min(p - stage, m) for stage in range(p)], (p, m)
         for name in ("each", "window"):
-            assert {schedule(name, p, m, all_reduce=1).held(device) for device in range(p)} == {1}, (name, p, m)
+            assert {schedule(name, p, m, all_reduce=1).held(device) for device in range(p)} == {
+                1
+            }, (name, p, m)
 
 
 def test_data_parallelism_waits_for_its_all_reduces_only():
@@ -44,13 +47,17 @@ def test_data_parallelism_waits_for_its_all_reduces_only():
         once = schedule("window", p, m, 1, 2, 5)
         often = schedule("each", p, m, 1, 2, 5)
         assert (once.seconds, often.seconds) == (3 * m + 5, (3 + 5) * m), (p, m)
-        assert (once.idle_share, often.idle_share) == (Fraction(5, 3 * m + 5), Fraction(5, 8)), (p, m)
+        assert (once.idle_share, often.idle_share) == (Fraction(5, 3 * m + 5), Fraction(5, 8)), (
+            p,
+            m,
+        )
         for update in (once, often):
             value = schedules.expected_idle_share(update.name, p, m, 1, 2, 5)[1]
             assert value == pytest.approx(float(update.idle_share), abs=1e-15), (update.name, p, m)
 
 
-# By hand, forward 1 and backward 2: a row is a device; what it does at each time, with a dot where it waits.
+# By hand, forward 1 and backward 2: a row is a device; what it does at each time, with a dot where
+# it waits.
 BY_HAND = {
     ("gpipe", 2, 2): ["FF...BBBB", ".FFBBBB.."],
     ("gpipe", 3, 2): ["FF......BBBB", ".FF...BBBB..", "..FFBBBB...."],
@@ -82,14 +89,23 @@ def test_every_task_starts_after_what_it_needs_and_devices_do_one_thing_at_a_tim
             tasks = update.of(device)
             assert all(before.end <= after.start for before, after in itertools.pairwise(tasks))
             for kind in ("forward", "backward"):
-                assert [task.step.microbatch for task in tasks if task.step.kind == kind] == [1, 2, 3, 4, 5, 6]
+                assert [task.step.microbatch for task in tasks if task.step.kind == kind] == [
+                    1,
+                    2,
+                    3,
+                    4,
+                    5,
+                    6,
+                ]
         for task in update.tasks:
             if name in PIPELINES and task.step.kind == "forward" and task.device:
                 assert task.start >= ends[task.device - 1, task.step]
             if name in PIPELINES and task.step.kind == "backward" and task.device < 3:
                 assert task.start >= ends[task.device + 1, task.step]
             if task.step.kind == "backward":
-                assert task.start >= ends[task.device, PipelineStep("forward", task.step.microbatch)]
+                assert (
+                    task.start >= ends[task.device, PipelineStep("forward", task.step.microbatch)]
+                )
 
 
 def test_a_planted_bug_breaks_the_formula():
@@ -110,9 +126,13 @@ def test_a_planted_bug_breaks_the_formula():
 
 def test_steps_that_wait_for_each_other_are_refused():
     one, two = PipelineStep("forward", 1), PipelineStep("forward", 2)
-    with pytest.raises(ValueError, match=r"wait for each other. Received: waiting are \[\('forward', 1\)"):
+    with pytest.raises(
+        ValueError, match=r"wait for each other. Received: waiting are \[\('forward', 1\)"
+    ):
         schedules.simulate(
-            [[one], [two]], lambda *at: 1, lambda device, step: [(1 - device, two if device == 0 else one)]
+            [[one], [two]],
+            lambda *at: 1,
+            lambda device, step: [(1 - device, two if device == 0 else one)],
         )
 
 
@@ -130,7 +150,10 @@ def test_the_ring():
         (("gpipe", 0, 2), "devices must be a positive integer. Received: 0"),
         (("gpipe", 2, 1.5), "microbatches must be a positive integer. Received: 1.5"),
         (("gpipe", 2, 2, -1), "forward must be a finite number above 0. Received: -1"),
-        (("gpipe", 2, 2, 1, float("nan")), "backward must be a finite number above 0. Received: nan"),
+        (
+            ("gpipe", 2, 2, 1, float("nan")),
+            "backward must be a finite number above 0. Received: nan",
+        ),
         (("window", 2, 2, 1, 2, -3), "all_reduce must be a finite number above 0. Received: -3"),
     ],
 )
@@ -163,7 +186,9 @@ def test_bad_input_of_a_timeline_gets_one_sentence(arguments, sentence):
 def svg(html: str) -> ET.Element:
     """The drawing in the image of a page."""
     [content] = re.findall('src="data:image/svg[+]xml;base64,(.*?)"', html)
-    return ET.fromstring(base64.b64decode(content).decode().replace(' xmlns="http://www.w3.org/2000/svg"', ""))
+    return ET.fromstring(
+        base64.b64decode(content).decode().replace(' xmlns="http://www.w3.org/2000/svg"', "")
+    )
 
 
 def boxes(drawn: ET.Element, kind: str) -> list[ET.Element]:
@@ -171,7 +196,9 @@ def boxes(drawn: ET.Element, kind: str) -> list[ET.Element]:
     return [each for each in drawn.iter("rect") if each.get("class") == kind][1:]
 
 
-@pytest.mark.parametrize(("name", "reduces"), [("each", 12), ("window", 4), ("gpipe", 0), ("1f1b", 0)])
+@pytest.mark.parametrize(
+    ("name", "reduces"), [("each", 12), ("window", 4), ("gpipe", 0), ("1f1b", 0)]
+)
 def test_every_task_is_a_box_of_its_length(name, reduces):
     timeline = Timeline(name, devices=4, microbatches=3)
     drawn = svg(timeline._repr_mimebundle_()["text/html"])
@@ -207,7 +234,10 @@ def test_the_page_without_a_kernel_is_the_same_each_time():
 def test_the_controls_redraw_and_have_labels():
     timeline = Timeline("window", devices=4, microbatches=4, megabytes=400, gigabits=10)
     assert "Time of an update: 1.68 s for 16 micro-batches" in timeline.words
-    assert "28.6 %. Formula: a / (m (f + b) + a) with an all-reduce of a = 0.48 s: 28.6 %" in timeline.words
+    assert (
+        "28.6 %. Formula: a / (m (f + b) + a) with an all-reduce of a = 0.48 s: 28.6 %"
+        in timeline.words
+    )
     drawing, words = timeline._drawing.value, timeline._words.value
     timeline.controls["schedule"].value = "gpipe"
     timeline.controls["microbatches"].value = 8
@@ -235,12 +265,22 @@ def test_extreme_settings_are_drawn(name):
 def test_a_comparison_has_one_scale_of_time():
     both = compare({"often <": Timeline("each"), "once": Timeline("window")})
     drawn = svg(both._repr_mimebundle_()["text/html"])
-    widths = {round(float(each.get("width"))) for kind in ("forward", "backward") for each in boxes(drawn, kind)}
+    widths = {
+        round(float(each.get("width")))
+        for kind in ("forward", "backward")
+        for each in boxes(drawn, kind)
+    }
     assert len(widths) == 2  # one of all forward passes, one of all backward passes
-    assert "often &lt;" in both.svg and "often <: 3.12 s" in repr(both) and "once: 1.68 s" in repr(both)
+    assert (
+        "often &lt;" in both.svg
+        and "often <: 3.12 s" in repr(both)
+        and "once: 1.68 s" in repr(both)
+    )
     assert orders(Timeline("window").schedule) in repr(both)
 
 
 def test_it_needs_no_tensorflow():
     program = "import sys; from gradlab.lab.widget.timeline import Timeline; Timeline()"
-    subprocess.run([sys.executable, "-c", f"{program}; assert 'tensorflow' not in sys.modules"], check=True)
+    subprocess.run(
+        [sys.executable, "-c", f"{program}; assert 'tensorflow' not in sys.modules"], check=True
+    )

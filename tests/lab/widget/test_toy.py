@@ -9,7 +9,9 @@ import pytest
 from gradlab.lab.widget import toy
 
 
-@pytest.mark.parametrize(("k", "rate", "noise"), [(1, 0.3, 2.0), (5, 0.3, 2.0), (20, 0.1, 1.0), (3, 1.1, 0.5)])
+@pytest.mark.parametrize(
+    ("k", "rate", "noise"), [(1, 0.3, 2.0), (5, 0.3, 2.0), (20, 0.1, 1.0), (3, 1.1, 0.5)]
+)
 def test_the_floor_is_where_a_long_descent_settles(k, rate, noise):
     losses = toy.descend(k, rate, noise, updates=60_000).losses[200:]
     assert np.mean(losses) == pytest.approx(toy.noise_floor(k, rate, noise), rel=0.05)

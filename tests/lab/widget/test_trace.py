@@ -15,9 +15,17 @@ from gradlab.lab.widget.trace import COLUMNS, DOTS, Trace
 def expected(result) -> dict:
     """The columns, each from the functions that the figures use."""
     scales = [scale for scale in result.noise_scale(0.95)] if result.losses.shape[2] > 1 else []
-    above, below = (np.mean([getattr(s, name) for s in scales], axis=0) for name in ("variance", "squared_gradient"))
-    loss, accuracy = (curves.mean_and_deviation(values) for values in (result.window_losses, 100 * result.accuracies))
-    horizontal = [curves.horizontal(result, against).mean(axis=0) for against in ("examples", "seconds")]
+    above, below = (
+        np.mean([getattr(s, name) for s in scales], axis=0)
+        for name in ("variance", "squared_gradient")
+    )
+    loss, accuracy = (
+        curves.mean_and_deviation(values)
+        for values in (result.window_losses, 100 * result.accuracies)
+    )
+    horizontal = [
+        curves.horizontal(result, against).mean(axis=0) for against in ("examples", "seconds")
+    ]
     scale = np.where(below > 0, above / np.where(below > 0, below, 1), np.nan)
     return dict(zip(COLUMNS, [*loss, *accuracy, *horizontal, scale]))
 
@@ -39,10 +47,15 @@ def test_the_rows_of_a_result_are_what_the_figures_draw():
     np.testing.assert_allclose(trace.dots(0), result.losses[0], rtol=1e-6)
 
 
-@pytest.mark.parametrize("method", ["microbatched", "variables"])  # all seeds together, and one after the other
+# All seeds together, and one after the other
+@pytest.mark.parametrize("method", ["microbatched", "variables"])
 def test_updates_that_arrive_one_by_one_give_the_same_rows_as_the_result(method):
-    experiment = Experiment(model="dense", method=method, updates=7, seeds=2, eval_every=3, accumulation_steps=3)
-    jobs = [experiment] if method == "microbatched" else [experiment.of_seeds(seed) for seed in (0, 1)]
+    experiment = Experiment(
+        model="dense", method=method, updates=7, seeds=2, eval_every=3, accumulation_steps=3
+    )
+    jobs = (
+        [experiment] if method == "microbatched" else [experiment.of_seeds(seed) for seed in (0, 1)]
+    )
     trace, made, page = Trace(experiment), {}, np.zeros([0, len(COLUMNS)], np.float32)
     for job in jobs:
         for updates in updates_of(job):
@@ -52,9 +65,12 @@ def test_updates_that_arrive_one_by_one_give_the_same_rows_as_the_result(method)
             trace.grow(made)
             first = trace.first_new(known)
             assert first == (len(made[updates[0][0]]) - 1)  # a page gets the new rows alone
-            page = np.concatenate([page[:first], trace.rows(first)])  # and puts them in the place of its own
+            # And puts them in the place of its own
+            page = np.concatenate([page[:first], trace.rows(first)])
     result = run(experiment)
-    result = dataclasses.replace(result, update_seconds=np.array([[u.seconds for u in made[s]] for s in (0, 1)]))
+    result = dataclasses.replace(
+        result, update_seconds=np.array([[u.seconds for u in made[s]] for s in (0, 1)])
+    )
     check(page, result)
     np.testing.assert_array_equal(page, trace.rows(0))
 
@@ -62,9 +78,11 @@ def test_updates_that_arrive_one_by_one_give_the_same_rows_as_the_result(method)
 def test_a_page_gets_what_it_does_not_have():
     trace = Trace.of(synthetic(4))
     assert trace.first_new([40, 40, 40]) == 40 and trace.rows(40).shape == (0, len(COLUMNS))
-    assert trace.first_new([40, 12, 40]) == 12  # one seed after the other: the mean changes from there on
+    # One seed after the other: the mean changes from there on
+    assert trace.first_new([40, 12, 40]) == 12
     assert trace.first_new([30, 12, 40]) == 12  # the earliest change counts
-    assert trace.first_new([]) == 0 == trace.first_new([3])  # a page that knows another run, or none
+    # A page that knows another run, or none
+    assert trace.first_new([]) == 0 == trace.first_new([3])
     assert trace.rows(38).tobytes() == trace.rows(0)[38:].tobytes()
     assert trace.dots(38).shape == (2, 4)
 
@@ -77,7 +95,9 @@ def test_many_micro_batches_are_chosen_evenly():
 
 
 def test_short_windows_have_as_many_dots_as_losses():
-    large = Experiment(model="dense", method="large_batch", updates=3, seeds=1, accumulation_steps=5)
+    large = Experiment(
+        model="dense", method="large_batch", updates=3, seeds=1, accumulation_steps=5
+    )
     dots = Trace.of(run(large)).dots(0)  # one loss for the whole batch
     assert np.isfinite(dots[:, 0]).all() and np.isnan(dots[:, 1:]).all() and dots.shape == (3, 5)
     sizes = dict(accumulation_steps=50, microbatch_size=101)
@@ -111,7 +131,9 @@ def test_numbers_that_are_not_there_are_nan():
     diverged.losses[1, 20:] = np.inf
     diverged.gradient_norms[1, 20:] = np.nan
     rows = columns(Trace.of(diverged).rows(0))
-    np.testing.assert_allclose(rows["loss"][20:], diverged.window_losses[[0, 2], 20:].mean(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(
+        rows["loss"][20:], diverged.window_losses[[0, 2], 20:].mean(axis=0), rtol=1e-6
+    )
     assert np.isnan(rows["accuracy"][:9]).all() and np.isfinite(rows["accuracy"][9])
     assert np.isfinite(rows["noiseScale"]).all()
     assert np.isnan(

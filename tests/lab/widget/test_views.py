@@ -22,8 +22,15 @@ def lines(axes):
 
 @pytest.mark.parametrize("name", ["toy", *PICTURES])
 def test_every_view_has_one_size_a_description_and_fits(name):
-    for shown in (EMPTY, FULL, dataclasses.replace(FULL, result=None), dataclasses.replace(FULL, against="seconds")):
-        png, description = toy.picture(toy.descend(5)) if name == "toy" else views.picture(name, shown)
+    for shown in (
+        EMPTY,
+        FULL,
+        dataclasses.replace(FULL, result=None),
+        dataclasses.replace(FULL, against="seconds"),
+    ):
+        png, description = (
+            toy.picture(toy.descend(5)) if name == "toy" else views.picture(name, shown)
+        )
         assert png[16:24] == (442).to_bytes(4, "big") + (338).to_bytes(4, "big")
         assert len(description) > 10 and description.endswith(".")
         figure = toy.draw(toy.descend(5)) if name == "toy" else getattr(views, name)(shown)
@@ -54,7 +61,9 @@ def test_a_window_that_is_watched_shows_its_micro_batches_so_far():
 
 def test_a_pinned_run_keeps_its_style_when_there_is_no_run():
     with_run = lines(views.losses(FULL).axes[0])["other"].get_color()
-    without = lines(views.losses(dataclasses.replace(FULL, result=None)).axes[0])["other"].get_color()
+    without = lines(views.losses(dataclasses.replace(FULL, result=None)).axes[0])[
+        "other"
+    ].get_color()
     assert with_run == without
 
 

@@ -1,4 +1,5 @@
-"""The methods that run one compiled TensorFlow 2 function, and the class that all compiled updates share."""
+"""The methods that run one compiled TensorFlow 2 function, and the class that all compiled updates
+share."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -18,8 +19,9 @@ from gradlab.window import Window, window_gradients
 class CompiledUpdate(ABC):
     """Variables, their optimizer, and an update as one compiled function.
 
-    The function is traced once, when the object is made. TensorFlow does not trace it again when the batch or the
-    micro-batches change size. Subclasses define how the gradients are computed, in `_window`.
+    The function is traced once, when the object is made. TensorFlow does not trace it again when
+    the batch or the micro-batches change size. Subclasses define how the gradients are computed, in
+    `_window`.
 
     Args:
         shapes: the shape of each variable, by name.
@@ -36,14 +38,20 @@ class CompiledUpdate(ABC):
         dtype: Any,
     ):
         self._dtype = np.dtype(dtype)
-        self._variables = {name: tf.Variable(tf.zeros(shape, dtype), name=name) for name, shape in shapes.items()}
+        self._variables = {
+            name: tf.Variable(tf.zeros(shape, dtype), name=name) for name, shape in shapes.items()
+        }
         self._optimizer = optimizers.keras_optimizer(optimizer)
         self._optimizer.build(list(self._variables.values()))
         with tf.device("/CPU:0"):
-            self._cancelled = tf.Variable(False)  # a variable, because the loop must see a change while it runs
+            # A variable, because the loop must see a change while it runs
+            self._cancelled = tf.Variable(False)
         signature = [*batch, tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.float64)]
-        # Calling a concrete function saves the 0.3 ms that matching the arguments with a trace takes.
-        self._compiled = tf.function(self._update, autograph=False, input_signature=signature).get_concrete_function()
+        # Calling a concrete function saves the 0.3 ms that matching the arguments with a trace
+        # takes.
+        self._compiled = tf.function(
+            self._update, autograph=False, input_signature=signature
+        ).get_concrete_function()
 
     def cancel(self) -> None:
         """See `Method.cancel`."""
@@ -57,11 +65,14 @@ class CompiledUpdate(ABC):
         for variable in self._optimizer.variables:
             variable.assign(np.zeros(variable.shape))
 
-    def _call(self, *batch: np.ndarray, microbatch_size: int, learning_rate: float) -> list[np.ndarray]:
+    def _call(
+        self, *batch: np.ndarray, microbatch_size: int, learning_rate: float
+    ) -> list[np.ndarray]:
         """Makes an update.
 
         Returns:
-            [losses, weights, gradient norms, window gradient norm], as `_window` and `_norm` compute them.
+            [losses, weights, gradient norms, window gradient norm], as `_window` and `_norm`
+            compute them.
 
         Raises:
             Cancelled: `cancel` was called since the last reset.
@@ -75,7 +86,8 @@ class CompiledUpdate(ABC):
 
     @abstractmethod
     def _window(self, *batch_and_size: tf.Tensor) -> Window:
-        """The losses and gradients of a window, from the tensors of the batch and the micro-batch size."""
+        """The losses and gradients of a window, from the tensors of the batch and the micro-batch
+        size."""
 
     def _norm(self, gradients: list) -> tf.Tensor:
         """The norm of the window's mean gradient."""
@@ -88,13 +100,15 @@ class CompiledUpdate(ABC):
         self._optimizer.apply(window.gradients, list(self._variables.values()))
         norm = self._norm(window.gradients)
         with tf.control_dependencies([norm]):
-            # Read here, because reading the variable after the call would take as long as a micro-batch.
+            # Read here, because reading the variable after the call would take as long as a
+            # micro-batch.
             cancelled = self._cancelled.read_value()
         return window.losses, window.weights, window.gradient_norms, norm, cancelled
 
 
 class CompiledMethod(CompiledUpdate):
-    """A `Method` as one compiled function. Subclasses define how the gradients are computed, in `_gradients`.
+    """A `Method` as one compiled function. Subclasses define how the gradients are computed, in
+    `_gradients`.
 
     Args:
         model: the network.
@@ -105,8 +119,14 @@ class CompiledMethod(CompiledUpdate):
     def __init__(self, model: Model, optimizer: optimizers.OptimizerConfig, dtype: Any = "float32"):
         self._model = model
         features = tf.TensorSpec([None, *model.input_shape], dtype)
-        labels, weights = tf.TensorSpec([None], tf.int32), tf.TensorSpec([None], dtype)
-        super().__init__(model.shapes, optimizer, [features, labels, weights, tf.TensorSpec([2], tf.int32)], dtype)
+        labels = tf.TensorSpec([None], tf.int32)
+        weights = tf.TensorSpec([None], dtype)
+        super().__init__(
+            model.shapes,
+            optimizer,
+            [features, labels, weights, tf.TensorSpec([2], tf.int32)],
+            dtype,
+        )
 
     def reset(self, weights: Mapping[str, np.ndarray]) -> None:
         """See `Method.reset`."""
@@ -134,7 +154,9 @@ class CompiledMethod(CompiledUpdate):
         return {name: variable.numpy() for name, variable in self._variables.items()}
 
     @abstractmethod
-    def _gradients(self, loss: Callable, batch: tuple, weights: tf.Tensor, microbatch_size: tf.Tensor) -> Window:
+    def _gradients(
+        self, loss: Callable, batch: tuple, weights: tf.Tensor, microbatch_size: tf.Tensor
+    ) -> Window:
         """The losses and gradients of a window.
 
         Args:
@@ -149,20 +171,25 @@ class CompiledMethod(CompiledUpdate):
 
         def loss(microbatch, number):
             features, labels = microbatch
-            return self._model.losses(self._variables, features, labels, dropout_seed + tf.stack([0, number]))
+            return self._model.losses(
+                self._variables, features, labels, dropout_seed + tf.stack([0, number])
+            )
 
         return self._gradients(loss, tuple(batch), weights, microbatch_size)
 
 
 class LargeBatch(CompiledMethod):
-    """The reference for the other methods: one gradient of the whole batch. It ignores microbatch_size."""
+    """The reference for the other methods: one gradient of the whole batch. It ignores
+    microbatch_size."""
 
     def _gradients(self, loss, batch, weights, microbatch_size):
         with tf.GradientTape() as tape:
             weight = tf.reduce_sum(weights)
             mean = tf.reduce_sum(loss(batch, 0) * weights) / weight
         gradients = tape.gradient(mean, list(self._variables.values()))
-        return Window(gradients, mean[tf.newaxis], weight[tf.newaxis], self._norm(gradients)[tf.newaxis])
+        return Window(
+            gradients, mean[tf.newaxis], weight[tf.newaxis], self._norm(gradients)[tf.newaxis]
+        )
 
 
 class Microbatched(CompiledMethod):
@@ -172,12 +199,18 @@ class Microbatched(CompiledMethod):
         model: the network.
         optimizer: the optimizer that gets the mean gradient.
         dtype: the type of features and weights.
-        in_flight: the number of micro-batches that may be computed at once, as in `gradlab.window.Loop`. The networks
-            of the experiments are small: two micro-batches fit in memory and use two cores. The numbers are the same,
-            bit for bit.
+        in_flight: the number of micro-batches that may be computed at once, as in
+            `gradlab.window.Loop`. The networks of the experiments are small: two micro-batches fit
+            in memory and use two cores. The numbers are the same, bit for bit.
     """
 
-    def __init__(self, model: Model, optimizer: optimizers.OptimizerConfig, dtype: Any = "float32", in_flight: int = 2):
+    def __init__(
+        self,
+        model: Model,
+        optimizer: optimizers.OptimizerConfig,
+        dtype: Any = "float32",
+        in_flight: int = 2,
+    ):
         self._in_flight = in_flight
         super().__init__(model, optimizer, dtype)
 

@@ -11,7 +11,8 @@ from gradlab.training.step import WindowRecord
 
 
 class Cancelled(Exception):
-    """Raised by an update that was cancelled. The method's weights are undefined until the next reset."""
+    """Raised by an update that was cancelled. The method's weights are undefined until the next
+    reset."""
 
 
 class Method(Protocol):
@@ -34,14 +35,16 @@ class Method(Protocol):
         Args:
             features: the inputs, shape (examples, ...).
             labels: the classes, integers, shape (examples,).
-            microbatch_size: the largest number of examples in one forward and backward pass on one tower.
+            microbatch_size: the largest number of examples in one forward and backward pass on one
+                tower.
             learning_rate: the learning rate of this update.
             weights: the weights of the examples, shape (examples,), or None for a weight of 1 each.
-            dropout_seed: two integers; micro-batch m of the window draws its masks from (first, second + m).
+            dropout_seed: two integers; micro-batch m of the window draws its masks from (first,
+                second + m).
 
         Returns:
-            The losses, weights and gradient norms of the micro-batches, computed before the update. The weight of a
-            micro-batch is the sum of the weights of its examples.
+            The losses, weights and gradient norms of the micro-batches, computed before the update.
+            The weight of a micro-batch is the sum of the weights of its examples.
 
         Raises:
             ValueError: the batch does not fit the model, or an argument is out of range.
@@ -49,7 +52,8 @@ class Method(Protocol):
         """
 
     def cancel(self) -> None:
-        """Ends the running update, and every later one until the next reset, after its current micro-batch.
+        """Ends the running update, and every later one until the next reset, after its current
+        micro-batch.
 
         It may be called from any thread.
         """
@@ -75,7 +79,8 @@ def checked_batch(
         ValueError: the batch does not fit the model, or an argument is out of range.
     """
     _checks.positive_integer("microbatch_size", microbatch_size)
-    features, labels = np.asarray(features, dtype), np.asarray(labels)
+    features = np.asarray(features, dtype)
+    labels = np.asarray(labels)
     weights = np.ones(len(labels), dtype) if weights is None else np.asarray(weights, dtype)
     if features.shape[1:] != model.input_shape:
         wanted = ", ".join(map(str, ("examples", *model.input_shape)))

@@ -28,7 +28,13 @@ class StaticGraphMethod(ABC):
 
     build_graph: Callable  # the function of `gradlab.static_graph` that builds the graph
 
-    def __init__(self, model: Model, optimizer: optimizers.OptimizerConfig, towers: int = 1, dtype: Any = "float32"):
+    def __init__(
+        self,
+        model: Model,
+        optimizer: optimizers.OptimizerConfig,
+        towers: int = 1,
+        dtype: Any = "float32",
+    ):
         def loss(features, labels, dropout_seed):
             weights = {
                 name: tf.compat.v1.get_variable(name, shape, dtype, tf.zeros_initializer())
@@ -39,11 +45,16 @@ class StaticGraphMethod(ABC):
         self._model = model
         self._dtype = np.dtype(dtype)
         optimizer_of_rate = optimizers.static_graph_optimizer(optimizer)
-        self._graph = type(self).build_graph(loss, optimizer_of_rate, model.input_shape, towers, dtype)
+        self._graph = type(self).build_graph(
+            loss, optimizer_of_rate, model.input_shape, towers, dtype
+        )
         with self._graph.graph.as_default():
-            self._records = [(tower.loss, tower.weight, _norm(tower.gradients)) for tower in self._graph.towers]
+            self._records = [
+                (tower.loss, tower.weight, _norm(tower.gradients)) for tower in self._graph.towers
+            ]
             self._complete_graph()
-        self._graph.graph.finalize()  # adding an operation later would be an error: all runs are of the same graph
+        # Adding an operation later would be an error: all runs are of the same graph
+        self._graph.graph.finalize()
         self._cancelled = threading.Event()
         self._session = runtime.session(self._graph.graph)
 
@@ -51,7 +62,10 @@ class StaticGraphMethod(ABC):
         """See `Method.reset`."""
         self._cancelled.clear()
         # The value that an initializer assigns is its second input, which can be fed.
-        initial = {variable.initializer.inputs[1]: weights[_name(variable)] for variable in self._graph.variables}
+        initial = {
+            variable.initializer.inputs[1]: weights[_name(variable)]
+            for variable in self._graph.variables
+        }
         self._session.run(self._graph.init_op, initial)
 
     def cancel(self) -> None:
@@ -73,7 +87,9 @@ class StaticGraphMethod(ABC):
         dropout_seed: Sequence[int] = (0, 0),
     ) -> WindowRecord:
         """See `Method.update`."""
-        features, labels, weights = checked_batch(self._model, features, labels, microbatch_size, weights, self._dtype)
+        features, labels, weights = checked_batch(
+            self._model, features, labels, microbatch_size, weights, self._dtype
+        )
         towers = len(self._graph.towers)
         feeds = []
         for run, start in enumerate(range(0, len(labels), towers * microbatch_size)):
@@ -82,7 +98,8 @@ class StaticGraphMethod(ABC):
             feeds.append(self._graph.inputs.feed(features[rows], labels[rows], weights[rows], seed))
         records, norm = self._run(feeds, {self._graph.inputs.learning_rate: learning_rate})
         losses, tower_weights, norms = np.array(records).reshape(-1, 3).T
-        own = tower_weights > 0  # leaves out the towers that had no example of their own in the last run
+        # Leaves out the towers that had no example of their own in the last run
+        own = tower_weights > 0
         return WindowRecord(losses[own], tower_weights[own], norms[own], float(norm))
 
     @abstractmethod
@@ -94,7 +111,8 @@ class StaticGraphMethod(ABC):
             rate: the feed_dict of the learning rate.
 
         Returns:
-            The (loss, weight, gradient norm) of each run's towers, and the norm of the window's mean gradient.
+            The (loss, weight, gradient norm) of each run's towers, and the norm of the window's
+            mean gradient.
         """
 
     def _complete_graph(self) -> None:  # noqa: B027
@@ -117,13 +135,16 @@ class Variables(StaticGraphMethod):
 
     def _run(self, feeds, rate):
         self._session.run(self._graph.zero_ops)
-        runs = [self._session_run([self._records, self._graph.accum_ops], feed)[0] for feed in feeds]
+        runs = [
+            self._session_run([self._records, self._graph.accum_ops], feed)[0] for feed in feeds
+        ]
         norm, _ = self._session_run([self._norm, self._graph.train_step], rate)
         return runs, norm
 
 
 class Towers(Variables):
-    """Averages over the towers: one run is one update. A longer window is summed in variables, as in `Variables`."""
+    """Averages over the towers: one run is one update. A longer window is summed in variables, as
+    in `Variables`."""
 
     def _run(self, feeds, rate):
         if len(feeds) > 1:
@@ -134,15 +155,25 @@ class Towers(Variables):
 
 
 class Placeholders(StaticGraphMethod):
-    """Fetches the gradients to the host, averages them with NumPy, and feeds the mean back through placeholders."""
+    """Fetches the gradients to the host, averages them with NumPy, and feeds the mean back through
+    placeholders."""
 
     build_graph = staticmethod(static_graph.placeholder_graph)
 
     def _run(self, feeds, rate):
-        runs = [self._session_run([self._records, self._graph.weight, self._graph.gradients], feed) for feed in feeds]
-        means = static_graph.average_on_host([gradients for *_, gradients in runs], [weight for _, weight, _ in runs])
-        self._session_run(self._graph.train_op, dict(zip(self._graph.gradient_placeholders, means)) | rate)
-        return [records for records, *_ in runs], np.sqrt(sum(np.vdot(mean, mean) for mean in means))
+        runs = [
+            self._session_run([self._records, self._graph.weight, self._graph.gradients], feed)
+            for feed in feeds
+        ]
+        means = static_graph.average_on_host(
+            [gradients for *_, gradients in runs], [weight for _, weight, _ in runs]
+        )
+        self._session_run(
+            self._graph.train_op, dict(zip(self._graph.gradient_placeholders, means)) | rate
+        )
+        return [records for records, *_ in runs], np.sqrt(
+            sum(np.vdot(mean, mean) for mean in means)
+        )
 
 
 def _norm(pairs: Sequence[tuple]) -> tf.Tensor:
