@@ -281,16 +281,8 @@ def same_rank(one: Any, other: Any) -> tuple:
 
 
 _undivided = threading.local()
-
-
-def _unless_undivided(function: Callable) -> Callable:
-    return lambda loss: loss if getattr(_undivided, "on", False) else function(loss)
-
-
-loss_module.scale_loss_for_distribution = _unless_undivided(loss_module.scale_loss_for_distribution)
-loss_module.unscale_loss_for_distribution = _unless_undivided(
-    loss_module.unscale_loss_for_distribution
-)
+_swap = threading.Lock()
+_inside = 0  # the number of blocks, of all threads, in which Keras' functions are exchanged
 
 
 @contextlib.contextmanager
@@ -299,14 +291,40 @@ def undivided_losses() -> Iterator[None]:
     over them.
 
     It divides means over the examples, but no loss that is one number for a batch: a result does
-    not show which it is.
+    not show which it is. Outside of such blocks, Keras is as it was.
     """
+    if tf.distribute.get_strategy().num_replicas_in_sync == 1:
+        yield
+        return
     before = getattr(_undivided, "on", False)
     _undivided.on = True
+    _exchange(1)
     try:
         yield
     finally:
+        _exchange(-1)
         _undivided.on = before
+
+
+def _exchange(more: int) -> None:
+    """Exchanges the functions of Keras at the first block, and puts them back after the last."""
+    global _inside
+    with _swap:
+        if _inside == 0:
+            loss_module.scale_loss_for_distribution = _unless_undivided(_SCALE)
+            loss_module.unscale_loss_for_distribution = _unless_undivided(_UNSCALE)
+        _inside += more
+        if _inside == 0:
+            loss_module.scale_loss_for_distribution = _SCALE
+            loss_module.unscale_loss_for_distribution = _UNSCALE
+
+
+_SCALE = loss_module.scale_loss_for_distribution
+_UNSCALE = loss_module.unscale_loss_for_distribution
+
+
+def _unless_undivided(function: Callable) -> Callable:
+    return lambda loss: loss if getattr(_undivided, "on", False) else function(loss)
 
 
 def mask_of(tensor: Any) -> Any:

@@ -32,7 +32,7 @@ from gradlab.training.input_checks import (
     one_sentence_errors,
 )
 from gradlab.training.metrics import has_own, logs_of
-from gradlab.training.objective import Objective, OwnLoss
+from gradlab.training.objective import Objective
 from gradlab.training.update import WindowUpdate
 from gradlab.training.whole_batch import WholeBatch
 
@@ -220,7 +220,9 @@ class _Steps:
                 loss,
                 loss_weights,
                 names,
-                own=OwnLoss(model, training) if has_loss else None,
+                own=functools.partial(internals.compute_loss, model, training=training)
+                if has_loss
+                else None,
                 batch_losses=self._batch_losses,
             )
             for training in (True, False)

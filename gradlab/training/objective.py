@@ -6,8 +6,7 @@ elements that a mask lets through, or by the sum of the sample weights, dependin
 divides by the same number. So gradlab keeps the two apart.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -208,99 +207,12 @@ class Objective:
 
     @property
     def is_regularized(self) -> bool:
-        """Whether the regularization losses of the weights belong to the loss."""
-        return self.own is None or getattr(self.own, "is_regularized", True)
+        """Whether the regularization losses of the weights must be added.
 
-
-class _NoRegularizer(keras.regularizers.Regularizer):
-    """A regularizer whose loss is 0, and which remembers what it gave for each variable."""
-
-    def __init__(self, tape: tf.GradientTape):
-        self._tape = tape
-        self.given: dict[int, list] = {}
-
-    def __call__(self, weights: Any) -> tf.Tensor:
-        nothing = tf.zeros([], keras.config.floatx())
-        self._tape.watch(nothing)
-        self.given.setdefault(id(weights), []).append(nothing)
-        return nothing
-
-
-@contextlib.contextmanager
-def _without_regularizers(variables: list, tape: tf.GradientTape) -> Iterator[_NoRegularizer]:
-    """Gives variables another regularizer for a while, which it yields. `losses` of a model shows
-    them no other way."""
-    nothing = _NoRegularizer(tape)
-    kept = [
-        (variable, variable.regularizer)
-        for variable in variables
-        if variable.regularizer is not None
-    ]
-    try:
-        for variable, _ in kept:
-            variable.regularizer = nothing
-        yield nothing
-    finally:
-        for variable, regularizer in kept:
-            variable.regularizer = regularizer
-
-
-OWN_REGULARIZATION = (
-    "The compute_loss of {model} must add the regularization losses of the weights once, all of "
-    "them or none: gradlab adds them once per update. Received: {received}"
-)
-
-
-class OwnLoss:
-    """A model's own `compute_loss`, without regularization: a function (x, y, y_pred,
-    sample_weight) -> its result.
-
-    Attributes:
-        is_regularized: whether the last call added the regularization losses of the weights. These
-            are not a mean over examples, and are added once per update.
-
-    Raises:
-        ValueError: it adds the regularization of some weights only.
-        tf.errors.InvalidArgumentError: it adds a multiple of it.
-    """
-
-    def __init__(self, model: keras.Model, training: bool):
-        self._model = model
-        self._training = training
-        self.is_regularized = False
-
-    def __call__(self, *batch: Any) -> tf.Tensor:
-        variables = self._model.trainable_variables
-        with tf.GradientTape() as tape, _without_regularizers(variables, tape) as regularizer:
-            loss = tf.convert_to_tensor(
-                internals.compute_loss(self._model, *batch, training=self._training)
-            )
-        given = list(regularizer.given.values())
-        slopes = [
-            [slope for slope in each if slope is not None] for each in tape.gradient(loss, given)
-        ]
-        self.is_regularized = any(slopes)
-        if not self.is_regularized:
-            return loss
-        if not all(slopes) or len(given) < sum(
-            variable.regularizer is not None for variable in variables
-        ):
-            raise ValueError(
-                OWN_REGULARIZATION.format(
-                    model=self._model.name, received="that of some weights only"
-                )
-            )
-        replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        totals = tf.stack([tf.add_n(each) for each in slopes])
-        once = tf.abs(totals - 1) < 1e-6
-        if replicas > 1:  # Keras divides it among them
-            once |= tf.abs(totals * replicas - 1) < 1e-6
-        check = tf.debugging.Assert(
-            tf.reduce_all(once),
-            [OWN_REGULARIZATION.format(model=self._model.name, received="multiples of"), totals],
-        )
-        with tf.control_dependencies([] if check is None else [check]):
-            return tf.identity(loss)
+        A mean of the model's own contains them already, if it wants them: the shares of the
+        micro-batches sum to 1, so a number that is the same in each of them counts once.
+        """
+        return self.own is None
 
 
 def total_loss(

@@ -115,6 +115,7 @@ def trace_forward(
             else [internals.layer_that_added(model, loss) for loss in scope.losses]
         )
         reductions = reductions_of(objective, adding)
+        _check_regularized(model, objective, reductions)
         adding = [layer.name for layer in adding]
         found.update(
             terms=terms,
@@ -161,6 +162,20 @@ def reductions_of(objective: Objective, adding: list) -> list[str]:
     if missing:
         raise ValueError(UNKNOWN_RULE.format(names=", ".join(missing)))
     return [str(reduction) for _, reduction in known]
+
+
+def _check_regularized(model: keras.Model, objective: Objective, reductions: list[str]) -> None:
+    """Raises ValueError for a sum of the model's own that may contain the weights' regularization,
+    which the micro-batches would add once each."""
+    if objective.own is None or "sum" not in reductions:
+        return
+    regularized = [v.path for v in model.trainable_variables if v.regularizer is not None]
+    if regularized:
+        raise ValueError(
+            "A compute_loss must be a mean over the examples in a model with weight regularizers, "
+            "whose losses each micro-batch would add to a sum. Received: "
+            f'batch_losses="sum", and a regularizer of {regularized[0]}'
+        )
 
 
 class Dependence:

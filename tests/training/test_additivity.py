@@ -168,8 +168,7 @@ def test_a_variable_that_is_assigned_from_the_examples_is_named_once():
 
 
 class Regularized(keras.Sequential):
-    """Adds its regularization as `factor` says; a factor of None adds that of the first layer
-    alone."""
+    """Adds a multiple of its regularization; a factor of None adds that of the first layer alone."""
 
     factor: float | None = 1.0
 
@@ -180,20 +179,25 @@ class Regularized(keras.Sequential):
         return error + self.factor * sum(self.losses)
 
 
-@pytest.mark.parametrize(
-    ("factor", "received"), [(0.1, "multiples of"), (None, "that of some weights only")]
-)
-def test_a_compute_loss_that_adds_its_regularization_otherwise(factor, received):
-    model = network(Regularized, kernel_regularizer="l2")
-    model.factor = factor
-    with pytest.raises(
-        REFUSED, match=f"must add the regularization losses .* Received: {received}"
-    ):
-        fit(model, X, Y, said="mean")
+@pytest.mark.parametrize("factor", [1.0, 0.1, None])
+def test_a_compute_loss_adds_its_regularization_as_it_likes(factor):
+    def trained(convert):
+        model = network(Regularized, kernel_regularizer=keras.regularizers.L2(1.0))
+        model.factor = factor
+        model = convert(model)
+        model.compile("sgd")
+        return model.fit(X, Y, batch_size=20, epochs=3, verbose=0, shuffle=False), model
+
+    plain, expected = trained(lambda model: model)
+    seen, model = trained(lambda model: gradlab.microbatched(model, 3, batch_losses="mean"))
+    np.testing.assert_allclose(seen.history["loss"], plain.history["loss"], rtol=1e-5)
+    for one, other in zip(model.weights, expected.weights):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-5, atol=1e-7)
 
 
-def test_a_compute_loss_that_adds_its_regularization_once():
-    fit(network(Regularized, kernel_regularizer="l2"), X, Y, said="mean")
+def test_a_compute_loss_that_is_a_sum_has_no_regularizers():
+    with pytest.raises(ValueError, match="must be a mean .* weight regularizers.*Received: batch"):
+        fit(network(Regularized, kernel_regularizer="l2"), X, Y, said="sum")
 
 
 class Squares(keras.regularizers.Regularizer):

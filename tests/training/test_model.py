@@ -875,3 +875,14 @@ def test_a_refused_batch_changes_nothing():
     for one, other in zip(small.get_weights(), before):
         np.testing.assert_array_equal(one, other)
     assert int(small.optimizer.iterations) == 0
+
+
+def test_keras_is_as_it_was_outside_of_an_update(two_devices):
+    from keras.src.losses import loss
+
+    with two_devices.scope():
+        model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+        gradlab.microbatched(model, 2).compile("sgd", "mse")
+    model.fit(np.ones([8, 2]), np.ones([8, 1]), batch_size=8, verbose=0)
+    for function in (loss.scale_loss_for_distribution, loss.unscale_loss_for_distribution):
+        assert function.__module__ == loss.__name__
