@@ -1000,10 +1000,10 @@ BUGS = (
     ),
     Bug(
         "one_stage_fewer_ahead_in_the_pipeline",
-        "gradlab/lab/widget/schedules.py",
+        "gradlab/lab/widget/course/schedules.py",
         "min(devices - stage, microbatches)",
         "min(devices - stage + 1, microbatches)",
-        ("tests/lab/widget/test_timeline.py",),
+        ("tests/lab/widget/course/test_timeline.py",),
     ),
     Bug(
         "examples_budget_read_as_updates",
@@ -1021,17 +1021,17 @@ BUGS = (
     ),
     Bug(
         "zero_divides_one_stage_early",
-        "gradlab/lab/widget/memory_count.py",
+        "gradlab/lab/widget/course/memory_count.py",
         "        copy / training.devices if training.zero_stage >= stage else copy for stage in (0, 1, 2, 3)",
         "        copy / training.devices if training.zero_stage > stage else copy for stage in (0, 1, 2, 3)",
-        ("tests/lab/widget/test_memory_bars.py",),
+        ("tests/lab/widget/course/test_memory_bars.py",),
     ),
     Bug(
         "game_shows_another_bug",
-        "gradlab/lab/widget/bug_loops.py",
+        "gradlab/lab/widget/course/bug_loops.py",
         "mean *= len(window) / settings.k",
         "mean *= settings.k / len(window)",
-        ("tests/lab/widget/test_bug_lab.py",),
+        ("tests/lab/widget/course/test_bug_lab.py",),
     ),
     Bug(
         "leaderboard_keeps_the_worst",

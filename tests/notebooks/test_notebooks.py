@@ -157,7 +157,7 @@ def test_every_question_is_asked_once_and_in_order():
     """A saved result stands inside the choices only; what the page shows otherwise does not contain
     it."""
     for path in COURSE:
-        file = ROOT / "gradlab" / "lab" / "predictions" / f"{path.stem}.toml"
+        file = ROOT / "gradlab/lab/widget/course/predictions" / f"{path.stem}.toml"
         questions = tomllib.loads(file.read_text()) if file.exists() else {}
         asked = []
         for cell in code(cells_of(path)):

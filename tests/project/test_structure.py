@@ -12,7 +12,8 @@ STUB = (ROOT / "gradlab" / "__init__.pyi").read_text()
 
 HELPER = ("gradlab",)
 CORE = (*HELPER, "gradlab.training", "gradlab.measure", "gradlab.drawing")
-LAB_PARTS = ("experiments", "figures", "widget", "exercises", "reproduce", "new_process")
+IN_ORDER = ("experiments", "figures", "widget", "widget.course")
+LAB_PARTS = (*IN_ORDER, "exercises", "reproduce", "new_process")
 LAB = ("gradlab.lab", *(f"gradlab.lab.{name}" for name in LAB_PARTS))
 WINGS = {
     # wing -> the wings that it may import
@@ -25,13 +26,14 @@ WINGS = {
     "gradlab.lab.experiments": CORE,
     "gradlab.lab.figures": (*CORE, "gradlab.lab.experiments"),
     "gradlab.lab.widget": (*CORE, "gradlab.lab.experiments", "gradlab.lab.figures"),
+    "gradlab.lab.widget.course": (*CORE, "gradlab.lab.figures", "gradlab.lab.widget"),
     "gradlab.lab.new_process": CORE,
     "gradlab.lab.reproduce": (*CORE, "gradlab.lab.experiments", "gradlab.lab.figures"),
     "gradlab.lab.exercises": (
         *CORE,
-        *(f"gradlab.lab.{name}" for name in ("experiments", "figures", "widget", "new_process")),
+        *(f"gradlab.lab.{name}" for name in (*IN_ORDER, "new_process")),
     ),
-    "gradlab.lab": (*CORE, *LAB[1:]),  # doctor, course, predict
+    "gradlab.lab": (*CORE, *LAB[1:]),  # doctor, course, and the path of predict
     "gradlab.__main__": (*CORE, "gradlab.auditing", *LAB),
 }
 PRIVATE_PACKAGES = ("keras.src", "tensorflow.python", "tf.python")

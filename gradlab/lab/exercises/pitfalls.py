@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from gradlab.lab.exercises import exercise, require, require_close
-from gradlab.lab.widget.bug_loops import Evidence, experiment
-from gradlab.lab.widget.bugs import BUGS, Settings
+from gradlab.lab.widget.course.bug_loops import Evidence, experiment
+from gradlab.lab.widget.course.bugs import BUGS, Settings
 
 MOST = 4  # experiments that an answer to the last exercise may use for a loop
 DATA = (701, 704, 705)  # seeds of data for which `bug_loops.is_clear` holds

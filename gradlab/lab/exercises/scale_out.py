@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from gradlab.lab.exercises import exercise, require, require_close
-from gradlab.lab.widget.schedules import PIPELINES, schedule
-from gradlab.lab.widget.timeline import Timeline, compare
-from gradlab.lab.widget.timeline_drawing import Drawing
+from gradlab.lab.widget.course.schedules import PIPELINES, schedule
+from gradlab.lab.widget.course.timeline import Timeline, compare
+from gradlab.lab.widget.course.timeline_drawing import Drawing
 
 # Of the timelines without names: schedule, devices and micro-batches.
 _UNNAMED = {"A": ("1f1b", 3, 6), "B": ("gpipe", 4, 5), "C": ("1f1b", 4, 3)}

@@ -11,7 +11,7 @@ from IPython.display import HTML, display
 from IPython.utils.capture import capture_output
 
 from gradlab.lab.figures.picture import Picture, figure
-from gradlab.lab.predict import ask, predict
+from gradlab.lab.widget.course.predict import ask, predict
 
 FACTORS = ("How much?", "by 10", "by 100")
 WAY = dict(right="by 10", why="Noise falls by √k & no faster.")

@@ -8,10 +8,10 @@ import sys
 import numpy as np
 import pytest
 
-from gradlab.lab.widget.bug_figures import draw, draw_all, table, verdict
-from gradlab.lab.widget.bug_lab import BugLab, Game, points
-from gradlab.lab.widget.bug_loops import data, experiment, is_clear
-from gradlab.lab.widget.bugs import BUGS, EVERYTHING, OPTIMIZERS, STEPS, SWITCHES, Settings
+from gradlab.lab.widget.course.bug_figures import draw, draw_all, table, verdict
+from gradlab.lab.widget.course.bug_lab import BugLab, Game, points
+from gradlab.lab.widget.course.bug_loops import data, experiment, is_clear
+from gradlab.lab.widget.course.bugs import BUGS, EVERYTHING, OPTIMIZERS, STEPS, SWITCHES, Settings
 
 ALL = [
     Settings(optimizer, k, *switches)
@@ -301,7 +301,7 @@ def test_pictures_say_what_they_show():
 
 
 def test_it_needs_no_tensorflow():
-    play = "from gradlab.lab.widget.bug_lab import BugLab; BugLab().run()"
+    play = "from gradlab.lab.widget.course.bug_lab import BugLab; BugLab().run()"
     subprocess.run(
         [sys.executable, "-c", f"import sys; {play}; assert 'tensorflow' not in sys.modules"],
         check=True,

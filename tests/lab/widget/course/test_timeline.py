@@ -12,9 +12,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gradlab.lab.widget import schedules
-from gradlab.lab.widget.schedules import NAMES, PIPELINES, PipelineStep, schedule
-from gradlab.lab.widget.timeline import Timeline, compare, orders
+from gradlab.lab.widget.course import schedules
+from gradlab.lab.widget.course.schedules import NAMES, PIPELINES, PipelineStep, schedule
+from gradlab.lab.widget.course.timeline import Timeline, compare, orders
 
 SIZES = [(p, m) for p in (1, 2, 3, 4, 7, 8) for m in (1, 2, 3, 4, 5, 8, 16)]
 RATIOS = [(1, 1), (1, 2), (2, 1), (3, 5), (Fraction(1, 3), Fraction(1, 2))]
@@ -280,7 +280,7 @@ def test_a_comparison_has_one_scale_of_time():
 
 
 def test_it_needs_no_tensorflow():
-    program = "import sys; from gradlab.lab.widget.timeline import Timeline; Timeline()"
+    program = "import sys; from gradlab.lab.widget.course.timeline import Timeline; Timeline()"
     subprocess.run(
         [sys.executable, "-c", f"{program}; assert 'tensorflow' not in sys.modules"], check=True
     )

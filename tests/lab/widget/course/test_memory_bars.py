@@ -8,8 +8,16 @@ from xml.etree import ElementTree
 import ipywidgets
 import pytest
 
-from gradlab.lab.widget.memory_bars import MemoryBars, page, saved, svg, table
-from gradlab.lab.widget.memory_count import MEASURED, MIB, PARTS, PRESETS, Training, advice, memory
+from gradlab.lab.widget.course.memory_bars import MemoryBars, page, saved, svg, table
+from gradlab.lab.widget.course.memory_count import (
+    MEASURED,
+    MIB,
+    PARTS,
+    PRESETS,
+    Training,
+    advice,
+    memory,
+)
 
 # 1,000 parameters are 4,000 bytes; 500 activations are 2,000 bytes for each example.
 SMALL = Training(

@@ -12,11 +12,11 @@ from typing import Any
 import ipywidgets as widgets
 
 from gradlab import _checks
-from gradlab.lab.widget import schedules, timeline_drawing
+from gradlab.lab.widget.course import schedules, timeline_drawing
+from gradlab.lab.widget.course.schedules import NAMES, PIPELINES, Schedule
+from gradlab.lab.widget.course.timeline_drawing import Drawing
 from gradlab.lab.widget.page import Page, close
 from gradlab.lab.widget.saved_page import image, standalone
-from gradlab.lab.widget.schedules import NAMES, PIPELINES, Schedule
-from gradlab.lab.widget.timeline_drawing import Drawing
 
 FORWARD = 0.1  # seconds of a micro-batch's forward pass through the whole network
 MOST = {"devices": 16, "microbatches": 64, "megabytes": 10_000, "gigabits": 1000}

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gradlab.lab.figures.style import STYLES
+from gradlab.lab.widget.course.schedules import Schedule
 from gradlab.lab.widget.saved_page import image, standalone
-from gradlab.lab.widget.schedules import Schedule
 
 # of the drawing and its margins, in px
 WIDTH = 760

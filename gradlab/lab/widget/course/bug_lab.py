@@ -10,9 +10,9 @@ import numpy as np
 from gradlab import _checks
 from gradlab.lab.figures.style import to_small_png
 from gradlab.lab.widget import saved_page
-from gradlab.lab.widget.bug_figures import draw, draw_large, rows, table, verdict
-from gradlab.lab.widget.bug_loops import Evidence, experiment, is_clear
-from gradlab.lab.widget.bugs import (
+from gradlab.lab.widget.course.bug_figures import draw, draw_large, rows, table, verdict
+from gradlab.lab.widget.course.bug_loops import Evidence, experiment, is_clear
+from gradlab.lab.widget.course.bugs import (
     BUGS,
     EVERYTHING,
     MEASURES,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gradlab import _checks
-from gradlab.lab.widget.bugs import BUGS, EVERYTHING, MEASURES, STEPS, Settings
+from gradlab.lab.widget.course.bugs import BUGS, EVERYTHING, MEASURES, STEPS, Settings
 
 EXAMPLES = 2  # of a micro-batch
 # windows: of an epoch

@@ -7,8 +7,8 @@ from matplotlib.ticker import MaxNLocator
 
 from gradlab.lab.figures.picture import Picture, figure
 from gradlab.lab.figures.style import GREY, STYLES
-from gradlab.lab.widget.bug_loops import EXAMPLES, Evidence, experiment
-from gradlab.lab.widget.bugs import BUGS, EVERYTHING, Settings
+from gradlab.lab.widget.course.bug_loops import EXAMPLES, Evidence, experiment
+from gradlab.lab.widget.course.bugs import BUGS, EVERYTHING, Settings
 
 
 def draw(evidence: Evidence) -> Picture:

@@ -8,7 +8,7 @@ from typing import Any
 import ipywidgets
 
 from gradlab import _checks
-from gradlab.lab.widget.memory_count import (
+from gradlab.lab.widget.course.memory_count import (
     MEASURED,
     MIB,
     OPTIMIZERS,
