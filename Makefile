@@ -58,7 +58,7 @@ test-slow: .venv/ready
 # Only the helper has this range of versions; the lab runs on the versions of requirements.txt. Other tests of the helper
 # need the lab, mypy or several processes.
 HELPER_TESTS := $(foreach name,averaging accumulator window static_graph runtime,tests/test_$(name).py) \
-    tests/training tests/measure tests/drawing tests/lab/experiments/test_methods.py
+    tests/fit tests/measure tests/drawing tests/lab/experiments/test_methods.py
 
 test-helper: .venv/ready
 	.venv/bin/python $(PYTEST) -m "not slow" $(HELPER_TESTS)

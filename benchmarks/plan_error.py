@@ -171,7 +171,7 @@ def _wide_convolutions() -> keras.Model:
     return _image_network(28, *wide, layers.GlobalAveragePooling2D())
 
 
-# The four numbers of the plan (gradlab.training.memory_plan) were fitted to networks like the first
+# The four numbers of the plan (gradlab.fit.sizes.memory_plan) were fitted to networks like the first
 # ten.
 NETWORKS: dict[str, Callable[[], keras.Model]] = {
     "VGG-16 at 96x96": _vgg16,

@@ -9,6 +9,12 @@ from .auditing.report import Audit as Audit
 from .averaging import average_gradients as average_gradients
 from .drawing.graph_view import Diagram as Diagram
 from .drawing.graph_view import draw_graph as draw_graph
+from .fit import clipping as clipping
+from .fit.losses.whole_batch import WholeBatch as WholeBatch
+from .fit.microbatched import microbatched as microbatched
+from .fit.records import Step as Step
+from .fit.trainer import Trainer as Trainer
+from .fit.value_and_gradients import value_and_gradients as value_and_gradients
 from .lab.experiments.experiment import Experiment as Experiment
 from .lab.experiments.result import Result as Result
 from .lab.experiments.run import run as run
@@ -20,11 +26,5 @@ from .measure.noise_scale import gradient_noise_scale as gradient_noise_scale
 from .runtime import Runtime as Runtime
 from .runtime import setup as setup
 from .tokens import token_batches as token_batches
-from .training import clipping as clipping
-from .training.model import microbatched as microbatched
-from .training.own_steps import value_and_gradients as value_and_gradients
-from .training.step import Step as Step
-from .training.trainer import Trainer as Trainer
-from .training.whole_batch import WholeBatch as WholeBatch
 
 __version__: str

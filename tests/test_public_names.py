@@ -223,12 +223,10 @@ def test_type_checkers_know_the_public_names(tmp_path):
     )
     trainer, run, step, runtime, noise, unknown, wrong_type = lines
     assert 'note: Revealed type is "def (' in trainer and trainer.endswith(
-        '-> gradlab.training.trainer.Trainer"'
+        '-> gradlab.fit.trainer.Trainer"'
     )
     assert run.endswith('-> gradlab.lab.experiments.result.Result"')
-    assert "gradient_norms: numpy.ndarray" in step and step.endswith(
-        '-> gradlab.training.step.Step"'
-    )
+    assert "gradient_norms: numpy.ndarray" in step and step.endswith('-> gradlab.fit.records.Step"')
     assert runtime.endswith('note: Revealed type is "gradlab.runtime.Runtime"')
     assert noise.endswith('-> gradlab.measure.noise.LossNoise"')
     assert 'error: Module has no attribute "Accumulator"' in unknown

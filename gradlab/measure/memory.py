@@ -7,7 +7,7 @@ from gradlab._peak_memory import PeakMemory
 if TYPE_CHECKING:
     import keras
 
-    from gradlab.training.memory_plan import MemoryPlan
+    from gradlab.fit.sizes.memory_plan import MemoryPlan
 
 __all__ = ["MEBIBYTE", "PeakMemory", "plan"]
 
@@ -42,6 +42,6 @@ def plan(
         True
     """
     # PeakMemory is for processes without TensorFlow, too
-    from gradlab.training.memory_plan import plan_memory
+    from gradlab.fit.sizes.memory_plan import plan_memory
 
     return plan_memory(model, loss, optimizer, example, in_flight=in_flight)

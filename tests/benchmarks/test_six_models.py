@@ -18,7 +18,7 @@ def test_the_program_learns_what_plain_keras_learns(name):
         keras.utils.set_random_seed(0)
         model = build(side, size)
         # A trace of plain Keras takes longer than two updates without one. So does one of the GAN's
-        # two loops; tests/training/test_own_steps.py traces a GAN.
+        # two loops; tests/fit/test_value_and_gradients.py traces a GAN.
         model.run_eagerly = size is None or name == "GAN"
         before = [weight.copy() for weight in model.get_weights()]
         model.fit(**data(side, 8, size), epochs=2, verbose=0)

@@ -24,7 +24,7 @@ import tensorflow as tf
 from _pytest.runner import runtestprotocol
 from conditions import BUILT_BEFORE, DECLARED, DENSE_GRADIENTS, ONE_MICROBATCH, among
 
-import gradlab.training.input_checks
+import gradlab.fit.program.input_checks
 
 MOST = 1_000_000  # elements of the weights of one model, of larger ones only the sums are kept
 
@@ -94,7 +94,7 @@ def recorded(name: str) -> None:
 def trainers_count_as_models() -> None:
     """Lets gradlab accept the models of trainer_test.py: layers with Keras' private trainer mixed
     in."""
-    vars(gradlab.training.input_checks)["isinstance"] = lambda one, kind: (
+    vars(gradlab.fit.program.input_checks)["isinstance"] = lambda one, kind: (
         kind is keras.Model or isinstance(one, kind)
     )
 

@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 import gradlab
+from gradlab.fit.sizes.liveness import liveness
 from gradlab.measure.memory import MEBIBYTE, plan
-from gradlab.training.liveness import liveness
 
 layers = keras.layers
 W = tf.Variable(tf.zeros([1000, 2000]))

@@ -11,15 +11,29 @@ SOURCES = structure.read_package(ROOT / "gradlab")
 STUB = (ROOT / "gradlab" / "__init__.pyi").read_text()
 
 HELPER = ("gradlab",)
-CORE = (*HELPER, "gradlab.training", "gradlab.measure", "gradlab.drawing")
+FIT = tuple(
+    f"gradlab.fit.{room}"
+    for room in (
+        "keras_private",
+        "replicas",
+        "losses",
+        "variables",
+        "metrics",
+        "program",
+        "sizes",
+        "run",
+    )  # each may use those before it
+)
+CORE = (*HELPER, "gradlab.fit", *FIT, "gradlab.measure", "gradlab.drawing")
 IN_ORDER = ("experiments", "figures", "widget", "widget.course")
 LAB_PARTS = (*IN_ORDER, "exercises", "reproduce", "new_process")
 LAB = ("gradlab.lab", *(f"gradlab.lab.{name}" for name in LAB_PARTS))
 WINGS = {
     # wing -> the wings that it may import
     "gradlab": (),
-    "gradlab.training": HELPER,
-    "gradlab.measure": (*HELPER, "gradlab.training"),
+    **{room: (*HELPER, *FIT[:place]) for place, room in enumerate(FIT)},
+    "gradlab.fit": (*HELPER, *FIT),
+    "gradlab.measure": (*HELPER, "gradlab.fit", *FIT),
     "gradlab.drawing": HELPER,
     "gradlab.auditing": HELPER,
     "gradlab.auditing.adapters": (*CORE, "gradlab.auditing"),
@@ -42,10 +56,10 @@ PRIVATE_NAMES = (
     "_symbolic_build", "_get_function",
 )  # fmt: skip
 # The only modules that may use private parts of Keras and TensorFlow, and say why.
-INTERNALS = ("gradlab.training._keras_internals", "gradlab.drawing._tensorflow_internals")
-# `training.model` is the class behind gradlab.microbatched, `experiments.models` the table of
-# networks. The packages `experiments` and `methods` contain the modules `experiment` and `method`.
-CLEAR_NAMES = (("model", "models"), ("experiment", "experiments"), ("method", "methods"))
+INTERNALS = ("gradlab.fit.keras_private", "gradlab.drawing._tensorflow_internals")
+# The packages `experiments` and `methods` contain the modules `experiment` and `method`; the lab's
+# `record` records runs, and `fit.records` has the records of updates.
+CLEAR_NAMES = (("experiment", "experiments"), ("method", "methods"), ("record", "records"))
 
 
 def report(faults: list[str]) -> None:
@@ -57,7 +71,7 @@ def test_the_package_was_read():
     graph = structure.import_graph(SOURCES, STUB)
     assert (
         "gradlab.averaging" in graph["gradlab.window"]
-        and "gradlab.window" in graph["gradlab.training.update"]
+        and "gradlab.window" in graph["gradlab.fit.program.update"]
     )
 
 

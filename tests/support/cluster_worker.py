@@ -17,8 +17,8 @@ import keras  # noqa: E402
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
+from gradlab.fit import size_search  # noqa: E402
 from gradlab.measure.memory import plan  # noqa: E402
-from gradlab.training import size_search  # noqa: E402
 
 mode, out = sys.argv[1], Path(sys.argv[2])
 resolver = strategy.cluster_resolver

@@ -12,9 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from gradlab._batches import map_tensors, spec_of, tensors_of
-from gradlab.training.objective import Objective
-from gradlab.training.replicas import rows_of_replica
-from gradlab.training.update import WindowUpdate
+from gradlab.fit.losses.loss_terms import Objective
+from gradlab.fit.program.update import WindowUpdate
+from gradlab.fit.replicas import rows_of_replica
 
 
 class Updated(NamedTuple):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gradlab.training.step import WindowRecord
+from gradlab.fit.records import WindowRecord
 
 
 @dataclass(frozen=True)

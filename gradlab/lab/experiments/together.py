@@ -15,12 +15,12 @@ import tensorflow as tf
 
 from gradlab import window
 from gradlab.averaging import divide, mean_norms, squared_norm
+from gradlab.fit.records import WindowRecord
 from gradlab.lab.experiments import datasets, methods, models, optimizers
 from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.experiments.methods.compiled import CompiledUpdate
 from gradlab.lab.experiments.progress import Stop, Update
 from gradlab.lab.experiments.training import Budget, accuracy_measure, borrowed, window_rows
-from gradlab.training.step import WindowRecord
 
 
 def train_together(

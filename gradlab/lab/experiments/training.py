@@ -13,10 +13,10 @@ import numpy as np
 import tensorflow as tf
 
 from gradlab import _checks
+from gradlab.fit.records import WindowRecord
 from gradlab.lab.experiments import datasets, methods, models, optimizers
 from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.experiments.progress import Stop, Update
-from gradlab.training.step import WindowRecord
 
 
 def train(experiment: Experiment, seed: int = 0, stop: Stop | None = None) -> Iterator[Update]:

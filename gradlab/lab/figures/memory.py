@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
+from gradlab.fit.sizes.memory_plan import MemoryPlan
 from gradlab.lab.figures.picture import figure
 from gradlab.measure.memory import MEBIBYTE
-from gradlab.training.memory_plan import MemoryPlan
 
 COLORS = ("#0072B2", "#56B4E9", "#009E73", "#F0E442", "#D55E00", "#999999")
 

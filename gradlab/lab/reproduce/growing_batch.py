@@ -29,10 +29,10 @@ import keras
 import numpy as np
 from matplotlib.figure import Figure
 
+from gradlab.fit.trainer import Trainer
 from gradlab.lab.figures import picture
 from gradlab.lab.figures.style import STYLES, plain_numbers
 from gradlab.lab.reproduce.study import Claim, Study
-from gradlab.training.trainer import Trainer
 
 PAPER = (
     "S. L. Smith, P.-J. Kindermans, C. Ying and Q. V. Le 2018, Don't Decay the Learning Rate, "

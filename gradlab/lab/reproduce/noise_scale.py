@@ -22,13 +22,13 @@ import keras
 import numpy as np
 from matplotlib.figure import Figure
 
+from gradlab.fit.records import Step
+from gradlab.fit.trainer import Trainer
 from gradlab.lab.experiments import datasets
 from gradlab.lab.figures import picture
 from gradlab.lab.figures.style import STYLES, plain_numbers
 from gradlab.lab.reproduce.study import Claim, Study
 from gradlab.measure.noise_scale import gradient_noise_scale
-from gradlab.training.step import Step
-from gradlab.training.trainer import Trainer
 
 PAPER = (
     "S. McCandlish, J. Kaplan, D. Amodei and the OpenAI Dota Team 2018, An Empirical Model of "

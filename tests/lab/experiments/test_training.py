@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from gradlab.fit.records import WindowRecord
 from gradlab.lab.experiments import datasets, methods, models, training
 from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.experiments.progress import Stop
 from gradlab.lab.experiments.training import Budget, train, window_rows
-from gradlab.training.step import WindowRecord
 
 QUICK = dict(model="dense", microbatch_size=7, accumulation_steps=3, updates=6, eval_every=4)
 

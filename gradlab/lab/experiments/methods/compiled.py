@@ -9,10 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from gradlab.averaging import squared_norm
+from gradlab.fit.records import WindowRecord
 from gradlab.lab.experiments import optimizers
 from gradlab.lab.experiments.methods.method import Cancelled, checked_batch
 from gradlab.lab.experiments.models import Model
-from gradlab.training.step import WindowRecord
 from gradlab.window import Window, window_gradients
 
 

@@ -6,8 +6,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from gradlab import _checks
+from gradlab.fit.records import WindowRecord
 from gradlab.lab.experiments.models import Model
-from gradlab.training.step import WindowRecord
 
 
 class Cancelled(Exception):

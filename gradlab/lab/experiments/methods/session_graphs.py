@@ -10,10 +10,10 @@ import tensorflow as tf
 
 from gradlab import runtime, static_graph
 from gradlab.averaging import squared_norm
+from gradlab.fit.records import WindowRecord
 from gradlab.lab.experiments import optimizers
 from gradlab.lab.experiments.methods.method import Cancelled, checked_batch
 from gradlab.lab.experiments.models import Model
-from gradlab.training.step import WindowRecord
 
 
 class StaticGraphMethod(ABC):

@@ -1,0 +1,179 @@
+"""What tracing a model's forward pass once, aside of the training, shows."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from gradlab._batches import examples_of
+from gradlab._traced_graphs import Dependence
+from gradlab.fit import keras_private as internals
+from gradlab.fit.losses.loss_terms import Objective
+from gradlab.fit.losses.term import Term
+from gradlab.fit.metrics.window_metrics import MetricsPlan, plan_metrics
+from gradlab.fit.variables import batch_norm
+from gradlab.fit.variables.assigned_at_once import Direct, direct_variables
+
+
+@dataclass(frozen=True)
+class Traced:
+    """What one forward pass showed.
+
+    Attributes:
+        divisors: a function (x, y, sample_weight) -> the divisors of the loss' terms.
+        terms: the terms of the loss.
+        y, y_pred: the targets, with which the terms are found again, and the predictions.
+        assigned: for each id(variable): (the variable, how often a forward pass assigns it).
+        of_data: for each id of these, whether the assigned value depends on the examples.
+        metrics: how metrics are updated.
+        numbers, unknown: the names of losses, as in `gradlab.fit.losses.loss_terms.Objective`.
+        adding: the names of the layers that add losses; empty if the model's own loss takes care of
+            them.
+        reductions: what these numbers are, "mean" or "sum" over the examples: first `numbers`, then
+            those of `adding`.
+        adds: whether layers add losses.
+        direct: the variables that the forward pass assigns at once.
+        direct_of_keras: the Keras variables among them.
+        graph: the traced graph. Its tensors have None where the number of examples belongs.
+    """
+
+    divisors: Callable
+    terms: list[Term]
+    y: Any
+    y_pred: Any
+    assigned: dict[int, tuple]
+    of_data: dict[int, bool]
+    metrics: MetricsPlan
+    numbers: list[str]
+    unknown: list[str]
+    adding: list[str]
+    reductions: list[str]
+    adds: bool
+    direct: list[Direct]
+    direct_of_keras: list
+    graph: tf.Graph
+
+
+def trace_forward(
+    model: keras.Model,
+    objective: Objective,
+    specs: tuple,
+    *,
+    training: bool = True,
+    with_metrics: bool = False,
+) -> Traced:
+    """Traces the forward pass of a micro-batch, its loss and its metrics.
+
+    Args:
+        model: the model.
+        objective: its loss.
+        specs: the types of (x, y, sample_weight), for any number of examples.
+        training: whether to train the model or to evaluate it.
+        with_metrics: whether to update the model's metrics.
+
+    Raises:
+        ValueError: the model or its losses cannot be computed in micro-batches.
+    """
+    batch_norm.check(model, tf.distribute.get_strategy().num_replicas_in_sync)
+    found: dict[str, Any] = {}
+    internals.forget_added_losses(model)
+    variables = {
+        id(v): v for v in [*model.variables, *(model.metrics_variables if with_metrics else [])]
+    }
+
+    @tf.function(autograph=False)
+    def divisors(x, y, sample_weight):
+        batch = x, y, sample_weight
+        before = {key: tf.identity(v.value) for key, v in variables.items()}
+        with internals.RecordingScope([(v, before[key]) for key, v in variables.items()]) as scope:
+            before = dict(scope.state_mapping)
+            y_pred = internals.outputs_of(model, x, training)
+            in_call = set(scope.assigned)
+            terms = objective(batch, y_pred, scope.losses, examples_of(x))
+            in_loss = set(scope.assigned) - in_call
+            logs = model.compute_metrics(x, y, y_pred, sample_weight) if with_metrics else {}
+        from_data = Dependence(tf.nest.flatten(batch, expand_composites=True))
+        of_data = {
+            key: key in scope.direct or from_data(scope.state_mapping[key])
+            for key in scope.assigned
+        }
+        plan = MetricsPlan()
+        if with_metrics:
+            metric_ids = {id(variable) for variable in model.metrics_variables}
+            others = [tensor for key, tensor in before.items() if key not in metric_ids]
+            of_metrics = [before[key] for key in metric_ids if key in before]
+            metrics = Dependence(of_metrics)
+            known = [*tf.nest.flatten(y_pred, expand_composites=True), *of_metrics]
+            reads = Dependence(others, until=known, types=("ReadVariableOp",))
+            plan = plan_metrics(
+                model, scope, before, in_loss, logs, from_data, metrics, reads if training else None
+            )
+        adding = (
+            []
+            if objective.own
+            else [internals.layer_that_added(model, loss) for loss in scope.losses]
+        )
+        reductions = reductions_of(objective, adding)
+        _check_regularized(model, objective, reductions)
+        adding = [layer.name for layer in adding]
+        found.update(
+            terms=terms,
+            y=y,
+            y_pred=y_pred,
+            assigned=scope.assigned,
+            of_data=of_data,
+            metrics=plan,
+            adding=adding,
+        )
+        found["reductions"] = reductions
+        found.update(adds=bool(scope.losses), direct_of_keras=list(scope.direct.values()))
+        return [term.divisor for term in terms]
+
+    graph = divisors.get_concrete_function(*specs).graph
+    numbers = list(objective.numbers)
+    unknown = list(objective.unknown)
+    given = [tensor for tensor in graph.inputs if tensor.dtype != tf.resource]
+    direct = direct_variables(graph, found["direct_of_keras"], Dependence(given))
+    return Traced(divisors, **found, numbers=numbers, unknown=unknown, direct=direct, graph=graph)
+
+
+UNKNOWN_RULE = (
+    "{names} gives one number for the whole batch, of which gradlab must know what it is: say "
+    'batch_losses="mean" (or "sum") if it is a mean (or a sum) over the examples; what is neither '
+    "belongs into a loss of compile, which gradlab.WholeBatch computes. Received: "
+    "batch_losses=None"
+)
+
+
+def reductions_of(objective: Objective, adding: list) -> list[str]:
+    """What the numbers of an objective and of layers that add losses are: means or sums over the
+    examples.
+
+    Raises:
+        ValueError: nothing is said of one of them.
+    """
+    known = [(name, objective.said_of(name)) for name in objective.numbers]
+    known += [
+        (one.name, "mean" if internals.adds_means(one) else objective.said_of(one.name))
+        for one in adding
+    ]
+    missing = dict.fromkeys(name for name, reduction in known if reduction is None)
+    if missing:
+        raise ValueError(UNKNOWN_RULE.format(names=", ".join(missing)))
+    return [str(reduction) for _, reduction in known]
+
+
+def _check_regularized(model: keras.Model, objective: Objective, reductions: list[str]) -> None:
+    """Raises ValueError for a sum of the model's own that may contain the weights' regularization,
+    which the micro-batches would add once each."""
+    if objective.own is None or "sum" not in reductions:
+        return
+    regularized = [v.path for v in model.trainable_variables if v.regularizer is not None]
+    if regularized:
+        raise ValueError(
+            "A compute_loss must be a mean over the examples in a model with weight regularizers, "
+            "whose losses each micro-batch would add to a sum. Received: "
+            f'batch_losses="sum", and a regularizer of {regularized[0]}'
+        )

@@ -1,0 +1,1 @@
+"""What only `Trainer.fit` needs: windows of a dataset, checkpoints, signals."""

@@ -1,0 +1,2 @@
+"""microbatch_size="auto": the memory that a training takes, and the largest size that fits. An
+update comes in."""
