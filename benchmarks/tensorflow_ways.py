@@ -275,8 +275,8 @@ def _seeds(count: int) -> Way:
     """A number of seeds trained together."""
 
     def way(network, k, b, x, y):
+        from gradlab.lab.experiments.batched_seeds import train_together
         from gradlab.lab.experiments.experiment import Experiment
-        from gradlab.lab.experiments.together import train_together
 
         plan = dict(
             model=network.model.name, method="microbatched", microbatch_size=b, accumulation_steps=k

@@ -893,10 +893,10 @@ BUGS = (
     ),
     Bug(
         "together_divides_by_seeds",
-        "gradlab/lab/experiments/together.py",
+        "gradlab/lab/experiments/batched_seeds.py",
         "examples = tf.cast(tf.shape(losses)[1], tf.float32)",
         "examples = tf.cast(tf.shape(losses)[0], tf.float32)",
-        ("tests/lab/experiments/test_together.py",),
+        ("tests/lab/experiments/test_batched_seeds.py",),
     ),
     Bug(
         "dropped_units_have_a_gradient",
@@ -920,7 +920,7 @@ BUGS = (
         ),
         (
             "tests/lab/experiments/test_result.py",
-            "tests/lab/widget/test_trace.py",
+            "tests/lab/widget/test_chart_rows.py",
             "tests/lab/figures/test_plots.py",
         ),
     ),
@@ -975,7 +975,7 @@ BUGS = (
         "gradlab/lab/figures/curves.py",
         "np.sqrt(squares / np.maximum(count - 1, 1))",
         "np.sqrt(squares / np.maximum(count, 1))",
-        ("tests/lab/figures/test_plots.py", "tests/lab/widget/test_trace.py"),
+        ("tests/lab/figures/test_plots.py", "tests/lab/widget/test_chart_rows.py"),
     ),
     Bug(
         "noise_scale_of_seeds_is_a_mean_of_ratios",
@@ -985,18 +985,18 @@ BUGS = (
         ("tests/lab/figures/test_plots.py",),
     ),
     Bug(
-        "trace_counts_examples_from_zero_again",
-        "gradlab/lab/widget/trace.py",
+        "chart_rows_count_examples_from_zero_again",
+        "gradlab/lab/widget/chart_rows.py",
         "rows[:, _EXAMPLES] = examples + new.examples[0]",
         "rows[:, _EXAMPLES] = new.examples[0]",
-        ("tests/lab/widget/test_trace.py",),
+        ("tests/lab/widget/test_chart_rows.py",),
     ),
     Bug(
         "run_called_over_before_it_is_drawn",
-        "gradlab/lab/widget/front.py",
+        "gradlab/lab/widget/page_messages.py",
         '"again": None if over or run is None else _pause(run),',
         '"again": None if run is None or run.progress >= 1 else _pause(run),',
-        ("tests/lab/widget/test_front.py",),
+        ("tests/lab/widget/test_page_messages.py",),
     ),
     Bug(
         "one_stage_fewer_ahead_in_the_pipeline",
@@ -1118,10 +1118,10 @@ BUGS = (
     ),
     Bug(
         "page_misses_new_rows",
-        "gradlab/lab/widget/trace.py",
+        "gradlab/lab/widget/chart_rows.py",
         "        return min(",
         "        return max(",
-        ("tests/lab/widget/test_trace.py", "tests/lab/widget/test_front.py"),
+        ("tests/lab/widget/test_chart_rows.py", "tests/lab/widget/test_page_messages.py"),
     ),
 )
 

@@ -11,8 +11,8 @@ from lab_page import SCREENSHOTS, frames, new_page, press, until
 from synthetic_results import synthetic
 
 from gradlab.lab.widget import views
-from gradlab.lab.widget.bundle import module
-from gradlab.lab.widget.trace import COLUMNS, Trace
+from gradlab.lab.widget.chart_rows import COLUMNS, ChartRows
+from gradlab.lab.widget.js_bundle import module
 from gradlab.lab.widget.views import Point, Shown
 
 pytestmark = pytest.mark.browser
@@ -49,21 +49,21 @@ def compute(browser):
 
 def sent(result, name: str) -> dict:
     """A run as the page gets it, whole."""
-    trace, e = Trace.of(result), result.experiment
-    arrays = {"rows": trace.rows(0), "dots": trace.dots(0)}
+    chart_rows, e = ChartRows.of(result), result.experiment
+    arrays = {"rows": chart_rows.rows(0), "dots": chart_rows.dots(0)}
     numbers = {
         n: [None if np.isnan(value) else float(value) for value in a.ravel()]
         for n, a in arrays.items()
     }
     about = {
-        "number": trace.number,
+        "number": chart_rows.number,
         "name": name,
         "first": 0,
         "firstDot": 0,
-        "counts": trace.counts,
+        "counts": chart_rows.counts,
     }
     about |= {
-        "perUpdate": trace.dots(0).shape[1],
+        "perUpdate": chart_rows.dots(0).shape[1],
         "k": e.accumulation_steps,
         "b": 20,
         "batch": e.effective_batch,

@@ -9,7 +9,7 @@ import pytest
 from lab_page import FOCUSED, SCREENSHOTS, new_page, press, until
 
 from gradlab.lab.widget import toy
-from gradlab.lab.widget.bundle import module
+from gradlab.lab.widget.js_bundle import module
 from gradlab.lab.widget.one_update import OneUpdate
 
 pytestmark = pytest.mark.browser

@@ -26,8 +26,8 @@ from gradlab import runtime
 from gradlab.lab.experiments import environment, worker
 from gradlab.lab.experiments.door import Door
 from gradlab.lab.experiments.experiment import Experiment
-from gradlab.lab.experiments.jobs import check_experiment, jobs_of
 from gradlab.lab.experiments.progress import Stop, Update
+from gradlab.lab.experiments.seed_jobs import check_experiment, jobs_of
 from gradlab.measure.memory import PeakMemory
 
 Made = list[tuple[int, Update]]  # an update of each seed in training

@@ -12,9 +12,9 @@ from gradlab import _checks, runtime
 from gradlab.lab.experiments import worker
 from gradlab.lab.experiments.cache import Cache
 from gradlab.lab.experiments.experiment import Experiment
-from gradlab.lab.experiments.jobs import check_experiment, jobs_of
 from gradlab.lab.experiments.progress import Update
 from gradlab.lab.experiments.result import Result
+from gradlab.lab.experiments.seed_jobs import check_experiment, jobs_of
 
 
 def sweep(

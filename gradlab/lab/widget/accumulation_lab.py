@@ -3,11 +3,13 @@
 The browser and two threads share the work, so that the notebook never freezes and an old run is
 never drawn over a new one:
 
-    the browser                draws the views, and asks for new numbers when it can draw them (charts.js)
-    the kernel's main thread   reacts to the controls, decides which run is the current one (session.py), and answers
-                               the browser (front.py); JupyterLab delivers messages on other threads
-                               beside it
-    the worker thread          trains the current run and stores its updates; it touches no widget (runner.py)
+    the browser                draws the views, and asks for new numbers when it can draw them
+                               (charts.js)
+    the kernel's main thread   reacts to the controls, decides which run is the current one
+                               (lab_controller.py), and answers the browser (page_messages.py);
+                               JupyterLab delivers messages on other threads beside it
+    the worker thread          trains the current run and stores its updates; it touches no widget
+                               (runner.py)
 
 A run that is no longer the current one is cancelled, and its remaining updates are not shown.
 """
@@ -24,9 +26,9 @@ from gradlab.lab.experiments.result import Result
 from gradlab.lab.experiments.worker import checked_executor
 from gradlab.lab.figures import plots
 from gradlab.lab.widget import controls, pins, presets, runner, saved_page
+from gradlab.lab.widget.lab_controller import LabController
+from gradlab.lab.widget.layout import View, side_by_side
 from gradlab.lab.widget.live_run import State
-from gradlab.lab.widget.panel import View, side_by_side
-from gradlab.lab.widget.session import Session
 
 
 class AccumulationLab:
@@ -88,8 +90,10 @@ class AccumulationLab:
             runtime.tower_devices(experiment.towers)
         self._seed = seed
         self._downloads = downloads
-        self._session = Session(experiment, seed, self._hide, self._lock, rerun, against, executor)
-        self._session.connect(
+        self._controller = LabController(
+            experiment, seed, self._hide, self._lock, rerun, against, executor
+        )
+        self._controller.connect(
             {
                 "run": self.run,
                 "stop": self.stop,
@@ -101,47 +105,47 @@ class AccumulationLab:
                 "png": lambda: self._give("gradlab-views.png", self._png, self.to_png),
             }
         )
-        self.view = self._session.panel.view
-        runner.end_at_exit(self._session)
+        self.view = self._controller.layout.view
+        runner.end_at_exit(self._controller)
 
     @property
     def experiment(self) -> Experiment:
         """The experiment that the controls describe."""
-        return self._session.experiment
+        return self._controller.experiment
 
     @property
     def result(self) -> Result | None:
         """The result of the current run so far, or None before its first update."""
-        return self._session.result
+        return self._controller.result
 
     @property
     def state(self) -> State:
         """The state of the current run, or `State.IDLE` without one."""
-        return self._session.state
+        return self._controller.state
 
     @property
     def status(self) -> str:
         """The status line as plain text, such as "finished: 5 seeds, update 300 of 300, ..."."""
-        self._session.show()
-        status = self._session.panel.status
+        self._controller.show()
+        status = self._controller.layout.status
         return f"{status.state}: {status.sentence}"
 
     @property
     def narration(self) -> str:
         """The current sentence of slow motion or of a step, or ""."""
-        self._session.show()
-        return self._session.panel.narration
+        self._controller.show()
+        return self._controller.layout.narration
 
     @property
     def views(self) -> dict[str, View]:
         """The views that are not hidden, by name, as pictures of the present numbers, with text
         alternatives."""
-        return self._session.pictures()
+        return self._controller.pictures()
 
     @property
     def pinned(self) -> list[tuple[str, Result]]:
         """(name, result) of the pinned runs."""
-        return self._session.pins.runs
+        return self._controller.pins.runs
 
     def run(self, **changes: Any) -> None:
         """Train what the controls describe, from the beginning. A run under way is cancelled.
@@ -153,12 +157,12 @@ class AccumulationLab:
             if set(changes) & set(controls.BUDGETS):
                 # A new budget replaces the old one
                 changes = dict.fromkeys(controls.BUDGETS) | changes
-            self._session.write(replace(self.experiment, **changes))
-        self._session.start()
+            self._controller.write(replace(self.experiment, **changes))
+        self._controller.start()
 
     def stop(self) -> None:
         """Stop the run within a micro-batch. Its plots stay."""
-        self._session.stop()
+        self._controller.stop()
 
     def pause(self, paused: bool = True) -> None:
         """Pause the run before its next update, or resume it.
@@ -166,7 +170,7 @@ class AccumulationLab:
         Args:
             paused: False resumes the run.
         """
-        self._session.panel.switches["pause"].value = paused
+        self._controller.layout.switches["pause"].value = paused
 
     def step(self, update: bool = False) -> None:
         """Show one more micro-batch, then pause. If there is no run, start one.
@@ -174,12 +178,12 @@ class AccumulationLab:
         Args:
             update: whether to show the rest of the window instead of one micro-batch.
         """
-        self._session.step(update)
+        self._controller.step(update)
 
     def reset(self) -> None:
         """Stop the run, and restore the controls and plots to their initial state. Pinned runs
         stay."""
-        self._session.reset()
+        self._controller.reset()
 
     def pin(self, name: str | None = None) -> None:
         """Keep the run in the plots and in the table, for comparison with later runs.
@@ -191,11 +195,13 @@ class AccumulationLab:
         if result is None:
             self.say("there is no run to pin yet: press Run")
             return
-        self._session.pin(name or presets.name(result.experiment, self._session.preset), result)
+        self._controller.pin(
+            name or presets.name(result.experiment, self._controller.preset), result
+        )
 
     def say(self, sentence: str) -> None:
         """Show a sentence on the status line, after the state."""
-        self._session.say(sentence)
+        self._controller.say(sentence)
 
     def to_csv(self, folder: str | pathlib.Path = ".") -> pathlib.Path:
         """Write every micro-batch of this run and of the pinned runs to a new CSV file, and return
@@ -211,11 +217,11 @@ class AccumulationLab:
         return pins.write_new_file(pathlib.Path(folder), "gradlab-views", "png", self._png())
 
     def _csv(self) -> bytes:
-        if not self._session.runs:
+        if not self._controller.runs:
             raise ValueError(
                 "there is nothing to write yet: press Run. Received: a lab without a run"
             )
-        return pins.csv(self._session.runs).encode()
+        return pins.csv(self._controller.runs).encode()
 
     def _png(self) -> bytes:
         return side_by_side(self.views.values())
@@ -227,7 +233,7 @@ class AccumulationLab:
         is not there."""
         try:
             if self._downloads:
-                self._session.panel.charts.send({"download": name}, [content()])
+                self._controller.layout.charts.send({"download": name}, [content()])
                 self.say(f"downloaded: {name}")
             else:
                 self.say(f"written: {write().resolve()}")
@@ -241,13 +247,13 @@ class AccumulationLab:
     def to_dict(self) -> dict[str, Any]:
         """The lab as a preset: `AccumulationLab(**lab.to_dict())` starts with the present
         values."""
-        panel = self._session.panel
+        layout = self._controller.layout
         values = {
             name: value for name, value in asdict(self.experiment).items() if value is not None
         }
         values |= {"seeds": len(self.experiment.seed_numbers), "seed": self._seed}
         own = {"hide": list(self._hide), "lock": list(self._lock)}
-        return values | own | {"rerun": panel.rerun.value, "against": panel.against.value}
+        return values | own | {"rerun": layout.rerun.value, "against": layout.against.value}
 
     def wait(self, timeout: float = 600) -> State:
         """Wait until the run is over and shown, and return its state.
@@ -260,14 +266,14 @@ class AccumulationLab:
         """
         if self.state is State.IDLE:
             raise RuntimeError("AccumulationLab.wait needs a run: call run() first")
-        self._session.wait(timeout)
+        self._controller.wait(timeout)
         return self.state
 
     def close(self) -> None:
         """Stop the run, wait for its threads to end, and remove the widgets from the page."""
-        self._session.end()
-        self._session.join()
-        self._session.panel.close()
+        self._controller.end()
+        self._controller.join()
+        self._controller.layout.close()
 
     def __repr__(self) -> str:
         e = self.experiment
@@ -280,7 +286,7 @@ class AccumulationLab:
         """The widgets, and a picture and a table for pages without widgets, such as a saved
         notebook."""
         bundle = dict(self.view._repr_mimebundle_(**kwargs)) | {"text/plain": repr(self)}
-        if runs := self._session.runs:
+        if runs := self._controller.runs:
             picture = side_by_side(self.views.values())
             table = pins.table(runs)
             return bundle | {

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 import anywidget
 import traitlets
 
-from gradlab.lab.widget.bundle import FOLDER, module
+from gradlab.lab.widget.js_bundle import FOLDER, module
 
 
 class Charts(anywidget.AnyWidget):
     """The views and, below them, a chip for each run (charts.js, plots.js).
 
     The page asks for what it does not have yet with a custom message, when it is ready to draw it;
-    `Front` answers.
+    `PageMessages` answers.
 
     Args:
         shown: the names of the views.

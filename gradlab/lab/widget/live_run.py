@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gradlab.lab.experiments.experiment import Experiment
-from gradlab.lab.experiments.jobs import ending
 from gradlab.lab.experiments.progress import Stop, Update
 from gradlab.lab.experiments.result import Result
+from gradlab.lab.experiments.seed_jobs import ending
 from gradlab.lab.experiments.stream import Failed, Stream, stream
 
 SLOW_SECONDS = 0.7  # pause after each sentence of slow motion

@@ -5,7 +5,7 @@ import anywidget
 import traitlets
 
 from gradlab.lab.widget import toy
-from gradlab.lab.widget.bundle import FOLDER, module
+from gradlab.lab.widget.js_bundle import FOLDER, module
 
 
 class OneUpdate(anywidget.AnyWidget):

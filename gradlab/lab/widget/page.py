@@ -4,7 +4,7 @@ import anywidget
 import ipywidgets as widgets
 import traitlets
 
-from gradlab.lab.widget.bundle import FOLDER
+from gradlab.lab.widget.js_bundle import FOLDER
 
 
 class Page(anywidget.AnyWidget):

@@ -7,7 +7,7 @@ from typing import Any
 from gradlab import _checks
 from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.figures import plots
-from gradlab.lab.widget import controls, panel
+from gradlab.lab.widget import controls, layout
 
 # A short run of a small network, so that the plots follow a slider while it is dragged.
 DEFAULTS = {
@@ -51,7 +51,7 @@ def names(hide: Sequence[str], lock: Sequence[str]) -> tuple[tuple[str, ...], tu
     """
     hide, lock = ((one,) if isinstance(one, str) else tuple(one) for one in (hide, lock))
     for each in hide:
-        _checks.one_of("a name in hide", each, (*controls.TOOLTIPS, *panel.NAMES))
+        _checks.one_of("a name in hide", each, (*controls.TOOLTIPS, *layout.NAMES))
     for each in lock:
         _checks.one_of("a name in lock", each, controls.TOOLTIPS)
     return hide, lock

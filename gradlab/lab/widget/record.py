@@ -10,9 +10,9 @@ import gradlab
 from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.experiments.result import Result
 from gradlab.lab.experiments.run import run
-from gradlab.lab.widget import front, one_update, pins, presets, toy, views
-from gradlab.lab.widget.panel import View, side_by_side
-from gradlab.lab.widget.trace import COLUMNS, Trace
+from gradlab.lab.widget import one_update, page_messages, pins, presets, toy, views
+from gradlab.lab.widget.chart_rows import COLUMNS, ChartRows
+from gradlab.lab.widget.layout import View, side_by_side
 
 STEPS = (1, 2, 5, 10, 20, 50)  # k of the runs
 UNIT = 2.0**-12  # of the losses that are drawn as dots
@@ -27,16 +27,16 @@ def experiment(steps: int) -> Experiment:
 
 def described(result: Result) -> dict:
     """A run as recorded.js reads it."""
-    trace = Trace.of(result)
-    rows = trace.rows(0)[:, [COLUMNS.index(name) for name in KEPT]]
-    dots = trace.dots(0)
+    chart_rows = ChartRows.of(result)
+    rows = chart_rows.rows(0)[:, [COLUMNS.index(name) for name in KEPT]]
+    dots = chart_rows.dots(0)
     units = np.where(np.isfinite(dots), np.rint(dots / UNIT).clip(0, MISSING - 1), MISSING)
-    return front.facts(result.experiment) | {
-        "counts": list(trace.counts),
+    return page_messages.facts(result.experiment) | {
+        "counts": list(chart_rows.counts),
         "perUpdate": dots.shape[1],
         "rows": _base64(rows.astype("<f4")),
         "dots": _base64(units.astype("<u2")),
-        "point": front.plain(views.Point.of(result)),
+        "point": page_messages.plain(views.Point.of(result)),
     }
 
 

@@ -7,7 +7,7 @@ import html
 import json
 import re
 
-from gradlab.lab.widget.bundle import FOLDER, module
+from gradlab.lab.widget.js_bundle import FOLDER, module
 
 # record.py writes them
 RECORDED = FOLDER / "recorded.json"

@@ -12,8 +12,8 @@ from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.experiments.result import Result
 from gradlab.lab.figures import curves, plots
 from gradlab.lab.figures.style import FAINT, GREY, STYLES, against_k, plain_numbers, to_png
+from gradlab.lab.widget.chart_rows import SMOOTHING
 from gradlab.lab.widget.toy import DOTS, SIZE
-from gradlab.lab.widget.trace import SMOOTHING
 from gradlab.measure.memory import MEBIBYTE
 
 POINT_UPDATES = 8  # a run needs this many updates for a point in the views against k

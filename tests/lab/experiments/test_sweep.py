@@ -19,9 +19,9 @@ import gradlab
 from gradlab.lab.experiments import run as run_module
 from gradlab.lab.experiments.cache import Cache
 from gradlab.lab.experiments.experiment import Experiment
-from gradlab.lab.experiments.jobs import jobs_of
 from gradlab.lab.experiments.result import Result
 from gradlab.lab.experiments.run import run
+from gradlab.lab.experiments.seed_jobs import jobs_of
 from gradlab.lab.experiments.sweep import processes, sweep
 
 WAY = Experiment(model="dense", microbatch_size=7, accumulation_steps=3, updates=4, seeds=2)

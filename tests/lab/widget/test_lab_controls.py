@@ -4,7 +4,7 @@ refused."""
 from events import wait_until
 from lab_widgets import run_to_the_end, updates_made, widget
 
-from gradlab.lab.widget import session
+from gradlab.lab.widget import lab_controller
 from gradlab.lab.widget.live_run import State
 
 
@@ -49,15 +49,15 @@ def test_what_the_lab_says_after_a_run_is_not_replaced_by_the_end_of_the_run(mak
 
 
 def test_of_many_quick_changes_the_run_of_the_last_one_survives(make, monkeypatch):
-    monkeypatch.setattr(session, "QUIET_SECONDS", 600)  # quick enough on a slow machine
+    monkeypatch.setattr(lab_controller, "QUIET_SECONDS", 600)  # quick enough on a slow machine
     lab = make(updates=50)
     begun = []
     for steps in range(1, 21):
         widget(lab, "accumulation_steps").value = steps
-        begun.append(lab._session.runner.current)
+        begun.append(lab._controller.runner.current)
     assert lab.wait() is State.FINISHED
     assert lab.result.losses.shape == (2, 50, 20)
-    assert [run.delay for run in begun] == [0.0] + 19 * [session.DRAG_SECONDS]
+    assert [run.delay for run in begun] == [0.0] + 19 * [lab_controller.DRAG_SECONDS]
     assert "20 × 20" in widget(lab, "batch").value
 
 

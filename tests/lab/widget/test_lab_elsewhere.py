@@ -21,7 +21,7 @@ from gradlab.lab.experiments import stream
 from gradlab.lab.experiments.cluster import DASK, cluster_of_environment
 from gradlab.lab.experiments.run import run
 from gradlab.lab.experiments.sweep import processes
-from gradlab.lab.widget import front
+from gradlab.lab.widget import page_messages
 from gradlab.lab.widget.live_run import State
 
 
@@ -152,7 +152,7 @@ def test_a_page_asks_less_often_the_longer_the_queue(make, queue):
     page = Page(lab)
     lab.run()
     wait_until(lambda: queue.job is not None)
-    for place, again in ((9, 1000), (2, 500), (1, 250), (0, front.SOON)):
+    for place, again in ((9, 1000), (2, 500), (1, 250), (0, page_messages.SOON)):
         queue.job.place = place
         wait_until(lambda again=again: page.ask()["again"] == again)
         assert f"place {place or 1} in the queue" in lab.status

@@ -10,8 +10,8 @@ from lab_widgets import Page, lab_threads, run_to_the_end, updates_made, widget
 
 from gradlab.lab.experiments import models
 from gradlab.lab.experiments import run as run_module
+from gradlab.lab.widget.chart_rows import ChartRows
 from gradlab.lab.widget.live_run import State
-from gradlab.lab.widget.trace import Trace
 
 
 def test_an_answer_is_of_the_current_run_alone(make):
@@ -27,7 +27,7 @@ def test_an_answer_is_of_the_current_run_alone(make):
     wait_until(lambda: page.ask()["runs"][0]["counts"][0] > 3)
     lab.stop()
     lab.wait()
-    np.testing.assert_array_equal(page.rows["now: k = 2, b = 20"], Trace.of(lab.result).rows(0))
+    np.testing.assert_array_equal(page.rows["now: k = 2, b = 20"], ChartRows.of(lab.result).rows(0))
 
 
 def test_a_fault_in_the_worker_is_shown(make, monkeypatch):

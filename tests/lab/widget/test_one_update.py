@@ -47,7 +47,7 @@ def test_a_reset_outlasts_a_point_that_was_sent_before_it(monkeypatch):
 def test_the_lab_shows_all_micro_batches_of_its_towers(make):
     lab = make(accumulation_steps=7, hide=())
     assert "7 micro-batch gradients" in lab.views["toy"].description
-    view = lab._session.panel.one_update
+    view = lab._controller.layout.one_update
     assert (view.accumulation_steps, view.towers) == (7, 1)
     wide = make(accumulation_steps=150, hide=(), rerun=False)
     assert f"{toy.MOST} micro-batch gradients" in wide.views["toy"].description

@@ -10,8 +10,8 @@ from lab_widgets import run_to_the_end
 from paths import ROOT
 
 from gradlab.lab.experiments.run import run
-from gradlab.lab.widget import front, pins, presets, record, saved_page, toy, views
-from gradlab.lab.widget.trace import COLUMNS, Trace
+from gradlab.lab.widget import page_messages, pins, presets, record, saved_page, toy, views
+from gradlab.lab.widget.chart_rows import COLUMNS, ChartRows
 
 
 def floats(text: str, kind: str = "<f4") -> np.ndarray:
@@ -72,14 +72,14 @@ def test_recorded_runs_agree_with_fresh_ones(number):
     """Machines differ in the last digits, which training amplifies: the means over seeds agree in
     two digits only."""
     kept, e = saved_page.recorded()["runs"][number], record.experiment(record.STEPS[number])
-    assert {name: kept[name] for name in front.facts(e)} == front.facts(e)
+    assert {name: kept[name] for name in page_messages.facts(e)} == page_messages.facts(e)
     assert e.updates == presets.DEFAULTS["updates"] and kept["counts"] == [300] * 5
     # The first updates are enough, except of the run that the page begins with
     if e != presets.experiment(0, {}):
         e = presets.experiment(0, {"accumulation_steps": e.accumulation_steps, "updates": 50})
     result = run(e)
     rows = floats(kept["rows"]).reshape(300, -1)[: e.updates]
-    fresh = Trace.of(result).rows(0)[:, [COLUMNS.index(name) for name in record.KEPT]]
+    fresh = ChartRows.of(result).rows(0)[:, [COLUMNS.index(name) for name in record.KEPT]]
     for column, tolerance in (("loss", 0.02), ("accuracy", 0.01)):
         place = record.KEPT.index(column)
         there = np.isfinite(rows[:, place])  # accuracies are measured every 50 updates
@@ -89,7 +89,7 @@ def test_recorded_runs_agree_with_fresh_ones(number):
         )
     dots = floats(kept["dots"], "<u2").reshape(300, -1)[: e.updates]
     found = np.where(dots == record.MISSING, np.nan, record.UNIT * dots)
-    np.testing.assert_allclose(found[:20], Trace.of(result).dots(0)[:20], atol=0.02)
+    np.testing.assert_allclose(found[:20], ChartRows.of(result).dots(0)[:20], atol=0.02)
     if e.updates == 300:
         assert kept["point"]["window"] == pytest.approx(views.Point.of(result).window, rel=0.05)
 
@@ -105,4 +105,4 @@ def test_the_command_writes_what_a_page_reads(tmp_path, monkeypatch):
     assert written.keys() == saved_page.recorded().keys() and len(written["runs"]) == 2
     assert (tmp_path / "recorded.png").read_bytes().startswith(b"\x89PNG")
     rows = floats(written["runs"][1]["rows"]).reshape(9, -1)
-    np.testing.assert_array_equal(rows[:, 0], Trace.of(run(short(5))).rows(0)[:, 0])
+    np.testing.assert_array_equal(rows[:, 0], ChartRows.of(run(short(5))).rows(0)[:, 0])

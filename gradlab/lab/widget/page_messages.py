@@ -13,10 +13,10 @@ from typing import Any
 
 from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.widget import pins, views
+from gradlab.lab.widget.chart_rows import COLUMNS, ChartRows
+from gradlab.lab.widget.layout import Layout
 from gradlab.lab.widget.live_run import Run, State, Status
-from gradlab.lab.widget.panel import Panel
 from gradlab.lab.widget.runner import Runner
-from gradlab.lab.widget.trace import COLUMNS, Trace
 
 # Milliseconds until the page asks again: by state; SOON in other states and during the first
 # updates.
@@ -31,11 +31,11 @@ PAGES = 4  # `push` sends to the last pages that asked, at most this many.
 POINT_SHARE = 0.01
 
 
-class Front:
+class PageMessages:
     """Answers the page, and shows how far the current run is.
 
     Args:
-        panel: the widgets to update.
+        layout: the widgets to update.
         runner: has the current run and a lock. The lock is needed because JupyterLab may deliver
             two messages on two threads.
         shown: a function from a run, or None, to what the views draw of it and of all others.
@@ -45,14 +45,14 @@ class Front:
             a run that is still ending does not replace it.
     """
 
-    def __init__(self, panel: Panel, runner: Runner, shown: Callable[[Run | None], views.Shown]):
-        self._panel = panel
+    def __init__(self, layout: Layout, runner: Runner, shown: Callable[[Run | None], views.Shown]):
+        self._layout = layout
         self._runner = runner
         self._shown = shown
         self._said: tuple[Run, Status] | None = None  # the last status that was shown
         self._broken: Run | None = None  # the run that could not be shown
         # For the id of each run and of each pinned result
-        self._traces: dict[int, tuple[object, Trace]] = {}
+        self._chart_rows: dict[int, tuple[object, ChartRows]] = {}
         self._cells: dict[int, list[str]] = {}  # the same for their rows in the table
         # Of the current run, and when it is due again
         self._point: tuple[Run, dict | None, float] | None = None
@@ -65,7 +65,7 @@ class Front:
     def tell(self) -> None:
         """Show the current run's progress, and tell the page that there are new numbers."""
         self.show_counters()
-        self._panel.charts.news += 1
+        self._layout.charts.news += 1
 
     def show_counters(self) -> None:
         """Show the progress, narration and status of the current run.
@@ -77,11 +77,11 @@ class Front:
             run = self._runner.current
             if run is None:
                 return
-            self._panel.progress.value = run.progress
-            self._panel.narrate(run.narration)
+            self._layout.progress.value = run.progress
+            self._layout.narrate(run.narration)
             said = run, run.status()
             if not self.refusal and said != self._said and run is not self._broken:
-                self._panel.show_status(said[1])
+                self._layout.show_status(said[1])
                 self._said = said
 
     def answer(self, asked: Mapping[str, Any]) -> None:
@@ -100,8 +100,8 @@ class Front:
                 self.show_counters()  # after the numbers, so that a run called finished is drawn
             except Exception as error:
                 sentence = f"{type(error).__name__}: {error}"
-                self._panel.show_status(Status("not shown", sentence, traceback.format_exc()))
-                self._panel.charts.send({"to": asked["ask"], "fault": sentence})
+                self._layout.show_status(Status("not shown", sentence, traceback.format_exc()))
+                self._layout.charts.send({"to": asked["ask"], "fault": sentence})
                 if (run := self._runner.current) is not None:
                     self._broken = run
                     run.stop.set()
@@ -115,7 +115,10 @@ class Front:
 
     def result_of(self, number: object) -> object:
         """The run or the pinned result that the page knows by this number, or None."""
-        return next((key for key, trace in self._traces.values() if trace.number == number), None)
+        return next(
+            (key for key, chart_rows in self._chart_rows.values() if chart_rows.number == number),
+            None,
+        )
 
     def _send(self, asked: Mapping[str, Any]) -> None:
         run = self._runner.current
@@ -124,18 +127,22 @@ class Front:
         have = asked.get("have") or {}
         runs = []
         buffers = []
-        for trace, name, experiment, cells in self._runs(run, shown):
-            known = have.get(str(trace.number), [0])
-            first = trace.first_new(known)
-            first_dot = min(known[0], trace.counts[0])
-            buffers += [trace.rows(first).tobytes(), trace.dots(first_dot).tobytes()]
+        for chart_rows, name, experiment, cells in self._runs(run, shown):
+            known = have.get(str(chart_rows.number), [0])
+            first = chart_rows.first_new(known)
+            first_dot = min(known[0], chart_rows.counts[0])
+            buffers += [chart_rows.rows(first).tobytes(), chart_rows.dots(first_dot).tobytes()]
             sent = {
-                "number": trace.number,
+                "number": chart_rows.number,
                 "name": name,
-                "counts": list(trace.counts),
+                "counts": list(chart_rows.counts),
                 "cells": cells,
             }
-            sent |= {"first": first, "firstDot": first_dot, "perUpdate": trace.dots(0).shape[1]}
+            sent |= {
+                "first": first,
+                "firstDot": first_dot,
+                "perUpdate": chart_rows.dots(0).shape[1],
+            }
             runs.append(sent | facts(experiment))
         if shown.points is not self._points:
             self._points = shown.points
@@ -156,7 +163,7 @@ class Front:
             "experiment": facts(shown.experiment),
             "again": None if over or run is None else _pause(run),
         }
-        self._panel.charts.send(content, buffers)
+        self._layout.charts.send(content, buffers)
         sent_counts = {str(each["number"]): each["counts"] for each in runs}
         self._pages.pop(asked["ask"], None)
         self._pages = dict(list(self._pages.items())[1 - PAGES :])
@@ -168,29 +175,29 @@ class Front:
 
     def _runs(
         self, run: Run | None, shown: views.Shown
-    ) -> list[tuple[Trace, str, Experiment, list[str]]]:
-        """Trace, name, experiment and row in the table of the current run, which has no row, and of
-        the pinned runs."""
-        kept = self._traces
-        self._traces = {}
-        found: list[tuple[Trace, str, Experiment, list[str]]] = []
+    ) -> list[tuple[ChartRows, str, Experiment, list[str]]]:
+        """Chart rows, name, experiment and row in the table of the current run, which has no row,
+        and of the pinned runs."""
+        kept = self._chart_rows
+        self._chart_rows = {}
+        found: list[tuple[ChartRows, str, Experiment, list[str]]] = []
 
-        def trace_of(key: object, make: Callable[[], Trace]) -> Trace:
+        def chart_rows_of(key: object, make: Callable[[], ChartRows]) -> ChartRows:
             # The key is kept alive, so nothing else gets its id
             made = kept.get(id(key)) or (key, make())
-            self._traces[id(key)] = made
+            self._chart_rows[id(key)] = made
             return made[1]
 
         if run is not None:
-            trace = trace_of(run, partial(Trace, run.experiment))
-            trace.grow(run.shown_updates())
-            found.append((trace, shown.name, run.experiment, []))
+            chart_rows = chart_rows_of(run, partial(ChartRows, run.experiment))
+            chart_rows.grow(run.shown_updates())
+            found.append((chart_rows, shown.name, run.experiment, []))
         for name, result in shown.pinned:
-            trace = trace_of(result, partial(Trace.of, result))
+            chart_rows = chart_rows_of(result, partial(ChartRows.of, result))
             if id(result) not in kept:
                 self._cells[id(result)] = pins.summary(result)
-            found.append((trace, name, result.experiment, self._cells[id(result)]))
-        self._cells = {key: cells for key, cells in self._cells.items() if key in self._traces}
+            found.append((chart_rows, name, result.experiment, self._cells[id(result)]))
+        self._cells = {key: cells for key, cells in self._cells.items() if key in self._chart_rows}
         return found
 
     def _current_point(self, run: Run, over: bool) -> dict | None:

@@ -1,8 +1,8 @@
 """The state of a lab and its reactions: what happens when a control, a switch or a button is used.
 
-A session runs on the threads that handle the page's messages and the cells: the kernel's main
+A controller runs on the threads that handle the page's messages and the cells: the kernel's main
 thread and, in JupyterLab, others beside it. It reads the controls, decides which run is the current
-one, and leaves the training to the `Runner` and the answers to the page to the `Front`.
+one, and leaves the training to the `Runner` and the answers to the page to the `PageMessages`.
 """
 
 import math
@@ -17,9 +17,9 @@ import numpy as np
 from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.experiments.result import Result
 from gradlab.lab.widget import controls, pins, presets, views
-from gradlab.lab.widget.front import Front
+from gradlab.lab.widget.layout import Layout, View
 from gradlab.lab.widget.live_run import Pace, Run, State, Status
-from gradlab.lab.widget.panel import Panel, View
+from gradlab.lab.widget.page_messages import PageMessages
 from gradlab.lab.widget.runner import CLOSE_SECONDS, Runner
 
 # Debounce: a slider that is dragged changes again within this time, so values it passes through
@@ -35,7 +35,7 @@ HINT = "Move k: the arrows, the loss and its noise follow."
 FIRST = "press Run, or change a control"
 
 
-class Session:
+class LabController:
     """The widgets of a lab, its current run, and the reactions that connect them.
 
     Args:
@@ -54,7 +54,7 @@ class Session:
         runner: trains the current run.
         controls: the controls.
         pins: the pinned runs.
-        panel: all other widgets.
+        layout: all other widgets.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class Session:
         self.runner = Runner()
         self.controls = controls.build(experiment, self._control_changed, hide, lock)
         self.pins = pins.Pins()
-        self.panel = Panel(self.controls, rerun, against, hide)
-        self._front = Front(self.panel, self.runner, self._shown)
+        self.layout = Layout(self.controls, rerun, against, hide)
+        self._page_messages = PageMessages(self.layout, self.runner, self._shown)
         self._begun = False  # whether it has trained, or was told to wait
         self._changed_at = -math.inf  # when a control was changed
         self._show_experiment()
@@ -88,19 +88,21 @@ class Session:
         Args:
             actions: for the name of each button, the function to call when it is pressed.
         """
-        panel = self.panel
+        layout = self.layout
         for name, action in actions.items():
-            panel.buttons[name].on_click(lambda _, action=action: action())
-        panel.switches["pause"].observe(
+            layout.buttons[name].on_click(lambda _, action=action: action())
+        layout.switches["pause"].observe(
             lambda change: self._change_pace(paused=change["new"]), names="value"
         )
-        panel.switches["slow"].observe(
+        layout.switches["slow"].observe(
             lambda change: self._change_pace(slow=change["new"]), names="value"
         )
-        panel.switches["code"].observe(lambda change: self._list_code(), names="value")
-        panel.switches["more"].observe(lambda change: panel.show_more(change["new"]), names="value")
-        panel.against.observe(lambda change: self._front.tell(), names="value")
-        panel.charts.on_msg(lambda _, message, buffers: self._hear(message))
+        layout.switches["code"].observe(lambda change: self._list_code(), names="value")
+        layout.switches["more"].observe(
+            lambda change: layout.show_more(change["new"]), names="value"
+        )
+        layout.against.observe(lambda change: self._page_messages.tell(), names="value")
+        layout.charts.on_msg(lambda _, message, buffers: self._hear(message))
 
     @property
     def state(self) -> State:
@@ -129,7 +131,7 @@ class Session:
         if not self._read():
             return
         self._show_experiment()
-        pace = Pace(paused=True) if paused else Pace(slow=self.panel.switches["slow"].value)
+        pace = Pace(paused=True) if paused else Pace(slow=self.layout.switches["slow"].value)
         with self.runner.guard:
             if self.runner.current is not None:
                 self.runner.stop()
@@ -137,7 +139,7 @@ class Session:
             self._show_pause(paused)
             self._begun = True
             self.runner.start(Run(self.experiment, pace, delay=delay, executor=self._executor))
-            self._front.tell()
+            self._page_messages.tell()
 
     def step(self, update: bool) -> None:
         """Pause, and show one more micro-batch, or the rest of its window. If no run is under way,
@@ -149,14 +151,14 @@ class Session:
         self._show_pause(True)
         if self.runner.current is not None:
             self.runner.current.pace.step(update)
-        self._front.tell()
+        self._page_messages.tell()
 
     def stop(self) -> None:
         """Stop the current run."""
         if self.runner.current is not None:
             self.runner.stop()
             self.runner.current.over.wait(STOP_SECONDS)
-            self._front.tell()
+            self._page_messages.tell()
 
     def reset(self) -> None:
         """Stop the run, and restore the controls and plots to their initial state, except for the
@@ -164,20 +166,20 @@ class Session:
         self.stop()
         with self.runner.guard:
             self.runner.forget()
-            self._front.refusal = ""
+            self._page_messages.refusal = ""
             self.experiment = self.preset
             self._points = []
             self._begun = True
             self._changed_at = -math.inf
             self.write(self.preset)
             self._show_pause(False)
-            self.panel.progress.value = 0
-            self.panel.narrate("")
+            self.layout.progress.value = 0
+            self.layout.narrate("")
             self.say(FIRST)
-            if self.panel.one_update is not None:
-                self.panel.one_update.reset()
+            if self.layout.one_update is not None:
+                self.layout.one_update.reset()
         self._show_experiment()
-        self._front.tell()
+        self._page_messages.tell()
 
     def write(self, experiment: Experiment) -> None:
         """Set the controls to an experiment, without the reactions to their changes."""
@@ -186,25 +188,27 @@ class Session:
 
     def say(self, sentence: str) -> None:
         """Show a sentence on the status line, after the state."""
-        self.panel.show_status(Status(self.state.value, sentence))
+        self.layout.show_status(Status(self.state.value, sentence))
 
     def pin(self, name: str, result: Result) -> None:
         """Keep a result for comparison."""
         self.pins.add(name, result)
-        self._front.tell()
+        self._page_messages.tell()
 
     def pictures(self) -> dict[str, View]:
         """The views that are not hidden, by name, as pictures of the present numbers."""
         run = self.runner.current
         shown = replace(self._shown(run), result=None if run is None else run.result())
         e = self.experiment
-        toy = self.panel.one_update
+        toy = self.layout.one_update
         first = {} if toy is None else {"toy": View(*toy.picture(e.towers * e.accumulation_steps))}
-        return first | {name: View(*views.picture(name, shown)) for name in self.panel.charts.shown}
+        return first | {
+            name: View(*views.picture(name, shown)) for name in self.layout.charts.shown
+        }
 
     def show(self) -> None:
         """Show how far the current run is."""
-        self._front.show_counters()
+        self._page_messages.show_counters()
 
     def wait(self, timeout: float) -> None:
         """Wait until the current run is over and shown, at most `timeout` seconds."""
@@ -212,10 +216,10 @@ class Session:
         while (run := self.runner.current) is not None and not run.over.wait(
             min(SHOW_SECONDS, timeout)
         ):
-            self._front.push()
+            self._page_messages.push()
             if time.monotonic() > end:
                 return
-        self._front.push()
+        self._page_messages.push()
 
     def end(self) -> None:
         """Stop the run. A page that first sees the lab now starts no other."""
@@ -229,27 +233,29 @@ class Session:
     def _hear(self, message: Mapping) -> None:
         """React to a message from the page's views."""
         if "ask" in message:
-            self._front.answer(message)
+            self._page_messages.answer(message)
             return
         with self.runner.guard:
-            if "seen" in message and not self._begun and self.panel.rerun.value:
+            if "seen" in message and not self._begun and self.layout.rerun.value:
                 self.start()
             elif "rename" in message:
-                self.pins.rename(self._front.result_of(message["rename"]), str(message["name"]))
+                self.pins.rename(
+                    self._page_messages.result_of(message["rename"]), str(message["name"])
+                )
             elif "remove" in message:
-                self.pins.remove(self._front.result_of(message["remove"]))
-            self._front.tell()
+                self.pins.remove(self._page_messages.result_of(message["remove"]))
+            self._page_messages.tell()
 
     def _control_changed(self) -> None:
         if self._writing or not self._read():
             return
-        if self.panel.rerun.value:
+        if self.layout.rerun.value:
             # At once: the old run would compete with what follows for the processor
             self.runner.stop()
         before = self._changed_at
         self._changed_at = time.monotonic()
         self._show_experiment()
-        if self.panel.rerun.value:
+        if self.layout.rerun.value:
             self.start(delay=DRAG_SECONDS if self._changed_at - before < QUIET_SECONDS else 0.0)
         else:
             self.say("the controls have changed: press Run")
@@ -262,12 +268,12 @@ class Session:
             self.experiment = self.controls.read(self.experiment, self._seed)
         except ValueError as error:
             with self.runner.guard:
-                self._front.refusal = str(error)
+                self._page_messages.refusal = str(error)
                 self.stop()
-                self.panel.show_status(Status("not run", self._front.refusal))
-                self.panel.refuse(self._front.refusal)
+                self.layout.show_status(Status("not run", self._page_messages.refusal))
+                self.layout.refuse(self._page_messages.refusal)
             return False
-        self._front.refusal = ""
+        self._page_messages.refusal = ""
         return True
 
     def _keep_point(self, run: Run) -> None:
@@ -282,12 +288,12 @@ class Session:
     def _change_pace(self, paused: bool | None = None, slow: bool | None = None) -> None:
         if self.runner.current is not None and not self._writing:
             self.runner.current.pace.set(paused, slow)
-            self._front.tell()
+            self._page_messages.tell()
 
     def _show_pause(self, paused: bool) -> None:
         """Set the switch "pause" without changing the pace."""
         with self.runner.guard, self._quietly():
-            self.panel.switches["pause"].value = paused
+            self.layout.switches["pause"].value = paused
 
     @contextmanager
     def _quietly(self) -> Iterator[None]:
@@ -300,13 +306,13 @@ class Session:
             self._writing = before
 
     def _list_code(self) -> None:
-        self.panel.list_code(
-            pins.code(self.experiment) if self.panel.switches["code"].value else ""
+        self.layout.list_code(
+            pins.code(self.experiment) if self.layout.switches["code"].value else ""
         )
 
     def _show_experiment(self) -> None:
         with self.runner.guard:
-            self.panel.show_batch(self.experiment, HINT if self._changed_at == -math.inf else "")
+            self.layout.show_batch(self.experiment, HINT if self._changed_at == -math.inf else "")
 
     def _shown(self, run: Run | None) -> views.Shown:
         """What the views draw of a run and of all others, without its result."""
@@ -318,5 +324,5 @@ class Session:
             window_at=0 if run is None else run.window_at,
             pinned=self.pins.runs,
             points=self._points,
-            against=self.panel.against.value,
+            against=self.layout.against.value,
         )

@@ -36,7 +36,7 @@ _LOSS, _ACCURACY, _EXAMPLES, _SECONDS, _VARIANCE, _SQUARED = range(6)
 _NUMBERS = itertools.count(1)
 
 
-class Trace:
+class ChartRows:
     """The numbers of one run. New updates are added; the numbers of an update and a seed never
     change afterwards.
 
@@ -44,7 +44,7 @@ class Trace:
         experiment: the run's experiment.
 
     Attributes:
-        number: a number that no other trace has, by which the page knows the run. It changes when a
+        number: a number that no other run has, by which the page knows this one. It changes when a
             seed diverges, which changes all means of the noise scale: the page then gets every row
             again.
         counts: the updates of each seed so far.
@@ -63,17 +63,17 @@ class Trace:
         self._means = [(RunningMean(SMOOTHING), RunningMean(SMOOTHING)) for _ in self._seeds]
 
     @classmethod
-    def of(cls, result: Result) -> "Trace":
-        """The trace of a result."""
-        trace = cls(replace(result.experiment, seeds=result.seeds))
+    def of(cls, result: Result) -> "ChartRows":
+        """The rows of a result."""
+        made = cls(replace(result.experiment, seeds=result.seeds))
         for number, updates in enumerate(result.updates):
             along = {
                 name: getattr(result, name)[number : number + 1, :updates]
                 for name in AXES
                 if "update" in AXES[name]
             }
-            trace._add(number, replace(result, **along))
-        return trace
+            made._add(number, replace(result, **along))
+        return made
 
     def grow(self, updates: Mapping[int, Sequence[Update]]) -> None:
         """Take over the updates that are new.

@@ -8,11 +8,11 @@ import pytest
 import tensorflow as tf
 
 from gradlab import averaging, window
-from gradlab.lab.experiments import datasets, models, together, training
+from gradlab.lab.experiments import batched_seeds, datasets, models, training
 from gradlab.lab.experiments.experiment import Experiment
-from gradlab.lab.experiments.jobs import can_run_together
 from gradlab.lab.experiments.progress import Stop
 from gradlab.lab.experiments.run import run
+from gradlab.lab.experiments.seed_jobs import can_run_together
 from gradlab.lab.experiments.training import train
 
 WAY = Experiment(
@@ -104,7 +104,7 @@ def test_the_check_fails_if_the_tail_is_divided_by_the_configured_batch(
     def divide(sums, weight, variables):
         return averaging.divide(sums, tf.constant(140.0), variables)
 
-    monkeypatch.setattr(together, "divide", divide)
+    monkeypatch.setattr(batched_seeds, "divide", divide)
     with pytest.raises(AssertionError):
         check_ragged_windows()
 

@@ -10,9 +10,9 @@ from events import LIMIT, wait_until
 from lab_widgets import Page, run_to_the_end, updates_made, widget
 
 from gradlab.lab.experiments import run as run_module
-from gradlab.lab.widget import front
+from gradlab.lab.widget import page_messages
+from gradlab.lab.widget.chart_rows import COLUMNS, ChartRows
 from gradlab.lab.widget.live_run import State
-from gradlab.lab.widget.trace import COLUMNS, Trace
 
 
 @pytest.fixture
@@ -38,20 +38,20 @@ def test_a_page_that_asks_during_a_run_has_its_result_at_the_end(make, permits):
     news = widget(lab, "charts").news
     lab.run()
     assert widget(lab, "charts").news > news
-    assert page.ask()["again"] == front.SOON
+    assert page.ask()["again"] == page_messages.SOON
     for made, first in ((5, 0), (20, 5), (21, 20)):
         permits.release(made - updates_made(lab))
         wait_until(lambda made=made: updates_made(lab) == made)
-        lab._session._front._point = None  # else a point is kept for half a second
+        lab._controller._page_messages._point = None  # else a point is kept for half a second
         [run] = page.ask()["runs"]
         assert (run["counts"], run["first"]) == ([made, made], first)  # increments
         # Too few updates say nothing about the noise
         assert (page.last["point"]["window"] is None) == (made < 8)
-    assert page.last["again"] == front.ASK_AGAIN[State.RUNNING]
+    assert page.last["again"] == page_messages.ASK_AGAIN[State.RUNNING]
     permits.release(39)
     lab.wait()
     name = "now: k = 5, b = 20"
-    np.testing.assert_array_equal(page.rows[name], Trace.of(lab.result).rows(0))
+    np.testing.assert_array_equal(page.rows[name], ChartRows.of(lab.result).rows(0))
     assert page.ask()["runs"][0]["first"] == 60 and page.last["again"] is None
 
 
@@ -146,7 +146,9 @@ def test_the_points_of_whole_runs_stay(make):
     answer = page.ask()
     assert [point["k"] for point in page.points] == [2, 5] and answer["point"]["k"] == 10
     assert page.ask()["points"] is None  # sent once
-    assert answer["point"]["window"] == pytest.approx(front.views.Point.of(lab.result).window)
+    assert answer["point"]["window"] == pytest.approx(
+        page_messages.views.Point.of(lab.result).window
+    )
     lab.reset()
     page.ask()
     assert page.points == []
@@ -158,7 +160,8 @@ def test_a_window_is_shown_one_loss_after_the_other(make):
     lab.step()
     wait_until(
         lambda: (
-            len(page.ask()["window"]) == 1 and page.last["again"] == front.ASK_AGAIN[State.PAUSED]
+            len(page.ask()["window"]) == 1
+            and page.last["again"] == page_messages.ASK_AGAIN[State.PAUSED]
         )
     )
     assert lab.state is State.PAUSED
@@ -198,7 +201,7 @@ def test_a_fault_in_an_answer_is_shown_and_stops_the_run(make, monkeypatch):
     lab = make(updates=100_000)
     page = Page(lab)
     lab.run()
-    monkeypatch.setattr(Trace, "rows", breaks)
+    monkeypatch.setattr(ChartRows, "rows", breaks)
     assert page.ask()["fault"] == "ZeroDivisionError: no rows"
     assert lab.wait() is State.FINISHED
     assert lab.status == "not shown: ZeroDivisionError: no rows"

@@ -1,4 +1,4 @@
-"""The lab's page: its buttons, switches, views and text, and their layout. The panel reacts to
+"""The lab's page: its buttons, switches, views and text, and where they stand. The layout reacts to
 nothing by itself."""
 
 import html
@@ -73,7 +73,7 @@ class View(NamedTuple):
     description: str
 
 
-class Panel:
+class Layout:
     """The widgets of the page. Each carries the CSS class "gradlab-" followed by its name.
 
     Args:
@@ -120,7 +120,7 @@ class Panel:
         self._page = Page(layout={"display": "none"})
         self._status = Status("", "")
         self._narration = ""
-        self.view = self._layout(controls, hide)
+        self.view = self._arranged(controls, hide)
 
     @property
     def status(self) -> Status:
@@ -193,7 +193,7 @@ class Panel:
         """Remove all widgets from the page and from the kernel."""
         close(self.view)
 
-    def _layout(self, controls: Controls, hide: Collection[str]) -> widgets.Widget:
+    def _arranged(self, controls: Controls, hide: Collection[str]) -> widgets.Widget:
         def named(*names: str) -> list:
             return [(self.buttons | self.switches)[name] for name in names if name not in hide]
 
