@@ -210,51 +210,6 @@ def largest_microbatch(answer: Any) -> None:
 
 
 @exercise
-def triplet_losses(answer: Any) -> None:
-    """A function: three arrays (examples, length) and a margin -> the loss of each example."""
-    anchor = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
-    positive = np.array([[0.6, 0.8], [1.0, 0.0], [0.0, 1.0]])
-    negative = np.array([[0.8, 0.6], [0.0, 1.0], [0.28, 0.96]])
-    wanted = np.array([0.6, 0.0, 0.12])
-    got = answer(anchor, positive, negative)
-    if got is not None and got is not ...:
-        got = np.asarray(got, np.float64)
-        hint = "that is one number for the whole batch. Return one loss for each example"
-        require(got.size != 1, hint)
-        require(
-            got.shape == (3,),
-            f"there are 3 triplets, and the shape is {got.shape}: sum over the last axis",
-        )
-        require(
-            not (got < -1e-9).any(),
-            "the loss of a triplet that keeps the margin is 0, not negative",
-        )
-        root = np.sqrt([0.8, 0.0, 0.0]) - np.sqrt([0.4, 2.0, 0.08]) + 0.2
-        require(
-            not np.allclose(got, np.maximum(root, 0)),
-            "use squared distances, without a square root",
-        )
-        swapped = np.maximum(np.array([0.4, 2.0, 0.08]) - np.array([0.8, 0.0, 0.0]) + 0.2, 0)
-        require(
-            not np.allclose(got, swapped),
-            "the loss must grow when the positive moves away, not the negative",
-        )
-        require(not np.allclose(got, [0.4, 0, 0]), "where is the margin?")
-        require(
-            not np.allclose(got, [0.4, 0, 0.16]),
-            "a squared distance is a sum over the last axis, not a mean",
-        )
-    require_close(got, wanted, "the array of losses", "and the first should be 0.8 - 0.4 + 0.2")
-    wide = answer(anchor, positive, negative, 2.5)
-    require_close(
-        wide,
-        [2.9, 0.5, 2.42],
-        "with a margin of 2.5 the array of losses",
-        "and should be [2.9, 0.5, 2.42]",
-    )
-
-
-@exercise
 def stalled_mean(answer: Any) -> None:
     """A number: the mean of 512 ones that were added up in bfloat16."""
     if answer is not ... and answer is not None and not isinstance(answer, str):

@@ -29,17 +29,15 @@ class Model:
         shapes: the names and shapes of the weights, in order. Names end in "/kernel" or "/bias".
         logits: a function (weights, images, dropout_seed) -> logits, shape (examples, classes).
             weights: a mapping from name to tensor; dropout_seed: two integers, or None for no
-            dropout (evaluation).
-        takes_seeds: whether `logits` can compute several seeds at once. Images and weights then
-            have a leading axis, the seeds, and biases have a second axis of length 1 for the
-            examples.
+            dropout (evaluation). Models of `choices.SEVERAL_SEEDS` compute several seeds at once:
+            images and weights then have a leading axis, the seeds, and biases have a second axis of
+            length 1 for the examples.
     """
 
     name: str
     input_shape: tuple[int, ...]
     shapes: Mapping[str, tuple[int, ...]]
     logits: Callable
-    takes_seeds: bool = False
 
     @property
     def classes(self) -> int:
@@ -135,7 +133,7 @@ def dense(input_shape: tuple[int, ...] = (28, 28, 1), hidden: int = 128) -> Mode
         x = tf.reshape(x, tf.concat([tf.shape(x)[: -len(input_shape)], [inputs]], axis=0))
         return _dense(w, "logits", tf.nn.relu(_dense(w, "hidden", x)))
 
-    return Model("dense", tuple(input_shape), shapes, logits, takes_seeds=True)
+    return Model("dense", tuple(input_shape), shapes, logits)
 
 
 def vgg(
