@@ -60,6 +60,10 @@ INTERNALS = ("gradlab.fit.keras_private", "gradlab.drawing._tensorflow_internals
 # The packages `experiments` and `methods` contain the modules `experiment` and `method`; the lab's
 # `record` records runs, and `fit.records` has the records of updates.
 CLEAR_NAMES = (("experiment", "experiments"), ("method", "methods"), ("record", "records"))
+# Modules of gradlab.lab with the same name: `gradlab.lab.predict` is the path that the notebooks show
+# of `widget.course.predict`; `gradlab.lab.course` is the path that a guide shows of what is behind
+# the command `gradlab lab`, and `widget.course` has the course's widgets.
+SAME_NAMES = ("course", "predict")
 
 
 def report(faults: list[str]) -> None:
@@ -102,6 +106,12 @@ def test_private_parts_of_keras_and_tensorflow_are_used_in_two_modules_only():
 
 def test_no_two_public_classes_have_the_same_name():
     report(structure.repeated_class_names(SOURCES))
+
+
+def test_no_two_modules_of_the_lab_have_the_same_name():
+    lab = {name: text for name, text in SOURCES.items() if name.startswith("gradlab.lab.")}
+    assert len(lab) > 50
+    report(structure.repeated_module_names(lab, SAME_NAMES))
 
 
 def test_no_module_names_differ_only_by_a_plural_s():
@@ -281,4 +291,19 @@ def test_planted_names_that_collide_are_found():
     similar = package(window="", training__windows="", lab__result="", lab__results="", other="")
     assert structure.confusable_modules(similar, (("result", "results"),)) == [
         "house.training.windows and house.window differ only by a plural s"
+    ]
+
+
+def test_planted_modules_of_the_same_name_are_found():
+    clean = package(a="", lab__b="", lab__c__d="")
+    clean |= {"house.__main__": "", "house.lab.__main__": ""}
+    assert structure.repeated_module_names(clean) == []
+    planted = package(memory="", lab__memory="", lab__b__c="") | {"house.c.__init__": ""}
+    memory = "house.lab.memory and house.memory have the same name"
+    c = "house.c and house.lab.b.c have the same name"
+    assert structure.repeated_module_names(planted) == [c, memory]
+    assert structure.repeated_module_names(planted, ("c",)) == [memory]
+    assert structure.repeated_module_names(planted, ("c", "memory")) == []
+    assert structure.repeated_module_names(clean, ("d",)) == [
+        "d is allowed twice, and is there once"
     ]

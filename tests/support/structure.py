@@ -297,6 +297,30 @@ def repeated_class_names(sources: dict[str, str]) -> list[str]:
     ]
 
 
+def repeated_module_names(sources: dict[str, str], allowed: tuple[str, ...] = ()) -> list[str]:
+    """Modules and packages of the same name in different places.
+
+    Args:
+        sources: the modules to check.
+        allowed: names that are known to be there more than once. If one is not, that is a fault
+            too, so that the list stays true.
+    """
+    places: dict[str, list[str]] = {}
+    for path in sorted(name.removesuffix(".__init__") for name in sources):
+        places.setdefault(path.split(".")[-1], []).append(path)
+    places.pop("__main__", None)
+    repeated = {each: where for each, where in places.items() if len(where) > 1}
+    faults = [
+        f"{' and '.join(where)} have the same name"
+        for each, where in repeated.items()
+        if each not in allowed
+    ]
+    faults += [
+        f"{each} is allowed twice, and is there once" for each in allowed if each not in repeated
+    ]
+    return faults
+
+
 def confusable_modules(
     sources: dict[str, str], allowed: tuple[tuple[str, str], ...] = ()
 ) -> list[str]:

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from gradlab.lab.figures.memory import memory_plan
+from gradlab.lab.figures.memory_figure import memory_plan
 from gradlab.measure.memory import MEBIBYTE, plan
 
 

@@ -1,16 +1,17 @@
-"""The paths of the course's widgets before they had a room of their own, as copied notebooks have
-them."""
+"""The paths by which notebooks that were copied earlier import what has moved since."""
 
 import importlib
+import pkgutil
 import subprocess
 import sys
 
 import pytest
 from paths import ROOT
 
-from gradlab.lab.widget import MOVED
+from gradlab.lab import MOVED
 
 SHOWN = {
+    "gradlab.lab.figures.memory": ("memory_plan",),
     "gradlab.lab.predict": ("ask", "predict"),
     "gradlab.lab.widget.bug_figures": ("draw_all",),
     "gradlab.lab.widget.bug_lab": ("BugLab",),
@@ -23,26 +24,35 @@ SHOWN = {
 
 @pytest.mark.parametrize(("path", "names"), SHOWN.items())
 def test_an_earlier_path_leads_to_the_same_objects(path, names):
-    room, module = "gradlab.lab.widget.course", path.rpartition(".")[2]
-    now = importlib.import_module(f"{room}.{module}")
+    now = importlib.import_module(MOVED.get(path, "gradlab.lab.widget.course.predict"))
     for name in names:
         found = {}
-        exec(f"from {path} import {name}\nimport {path}\nother = {path}.{name}", found)
-        assert found[name] is found["other"] is getattr(now, name)
+        exec(f"from {path} import {name}", found)
+        assert found[name] is pkgutil.resolve_name(f"{path}.{name}") is getattr(now, name)
     with pytest.raises(ImportError, match="nothing_of_this_name"):
         exec(f"from {path} import nothing_of_this_name")
 
 
-def test_all_that_moved_is_tried():
-    assert {path.rpartition(".")[2] for path in SHOWN} == {*MOVED, "predict"}
+def test_each_path_is_tried():
+    assert {*MOVED, "gradlab.lab.predict"} == SHOWN.keys()
+
+
+def in_a_process_of_its_own(program: str) -> None:
+    program = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{program}"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_it_can_be_the_first_import():
+    in_a_process_of_its_own(
+        "from gradlab.lab.widget.schedules import schedule; schedule('gpipe', 2, 2)"
+    )
 
 
 def test_the_lab_does_not_import_what_moved():
     """Nor does a search through all modules, as `inspect` makes one."""
-    program = (
-        f"import sys; sys.path.insert(0, {str(ROOT)!r}); import gradlab, inspect\n"
+    in_a_process_of_its_own(
+        "import inspect\n"
         "from gradlab.lab.widget import accumulation_lab\n"
         "inspect.getmodule(inspect.currentframe())\n"
         "assert not [name for name in sys.modules if 'widget.course' in name]"
     )
-    subprocess.run([sys.executable, "-c", program], check=True)
