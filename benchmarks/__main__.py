@@ -14,7 +14,6 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 
 from benchmarks import (
-    automatic_sizes,
     first_update,
     growth,
     memory,
@@ -62,7 +61,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "tokens": lambda: [("tokens", tokens.measure(asked.processes))],
         "six": lambda: [("six", six_models.measure(asked.processes))],
         "plan": lambda: [("plan", plan_error.measure())],
-        "auto": lambda: [("auto", automatic_sizes.measure(asked.processes))],
         "growth": lambda: [("growth", growth.measure(asked.processes))],
         "training": lambda: [("training", training.measure(asked.repeats))],
     }
@@ -93,7 +91,6 @@ def _parser() -> argparse.ArgumentParser:
         "tokens",
         "six",
         "plan",
-        "auto",
         "growth",
         "training",
     ]

@@ -6,7 +6,6 @@ import pathlib
 import re
 
 from benchmarks import (
-    automatic_sizes,
     first_update,
     growth,
     memory,
@@ -148,9 +147,6 @@ def as_markdown(found: dict) -> str:
             "**Planned memory of `fit` with Adam**, over what was measured",
             plan_error.as_table(found["plan"]),
         ]
-    if "auto" in found:
-        title = '**`microbatch_size="auto"` beside each size**, in fit; in parentheses over the best size'
-        parts += [title, automatic_sizes.as_table(found["auto"])]
     if "growth" in found:
         parts += ["**Growth of time and memory**", growth.as_table(found["growth"])]
     if "training" in found:

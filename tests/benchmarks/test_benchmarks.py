@@ -8,7 +8,6 @@ import pytest
 import benchmarks.__main__ as benchmark
 import benchmarks.classroom.__main__ as classroom
 from benchmarks import (
-    automatic_sizes,
     growth,
     guard,
     memory,
@@ -107,45 +106,30 @@ def test_losses_over_the_whole_batch_are_measured(monkeypatch):
     ) > 0
 
 
-def test_tables_of_plans_and_of_automatic_sizes():
+def test_the_table_of_plans():
     rows = [
         {"network": "dense", "b": b, "planned": 110.0 - b, "measured": 100.0}
         for b in plan_error.SIZES
     ]
     assert plan_error.as_table(rows).endswith("| dense | +8 % | +2 % | -6 % | -22 % |")
-    times = {"128": 4.0, "64": 2.0, "32": 2.2, "16": 3.0, "8": 5.0}
-    table = automatic_sizes.as_table(
-        [{"network": "lenet", "milliseconds": times, "auto": 2.1, "chosen": [64, 64, 32]}]
-    )
-    assert "| lenet, B = 128 | 4 (2.00) | 2 (1.00) |" in table and table.endswith(
-        "| 2.1 (1.05) | 64, 64, 32 |"
-    )
 
 
 @pytest.mark.slow
-def test_plans_and_automatic_sizes_are_measured(monkeypatch):
+def test_plans_are_measured(monkeypatch):
     wide = "*not used to fit:* two wide convolutions, 28x28"
     monkeypatch.setattr(plan_error, "NETWORKS", {wide: plan_error.NETWORKS[wide]})
     monkeypatch.setattr(plan_error, "SIZES", (8,))
     monkeypatch.setattr(plan_error, "PROCESSES", 2)
     [row] = plan_error.measure()
     assert 0.7 < row["planned"] / row["measured"] < 1.4
-    monkeypatch.setattr(automatic_sizes, "EXAMPLES", {"dense": 128})
-    monkeypatch.setattr(automatic_sizes, "CUTS", (1, 2))
-    [row] = automatic_sizes.measure(1)
-    assert min(*row["milliseconds"].values(), row["auto"]) > 0 and 1 <= row["chosen"][0] <= 128
 
 
-def test_the_published_plans_and_automatic_sizes():
+def test_the_published_plans():
     found = report.read()
     errors = [row["planned"] / row["measured"] for row in found["plan"]]
     # What the docs say
     assert max(abs(error - 1) for error in errors) <= 0.15 and len(errors) == 52
     assert all(len(row["peaks"]) == plan_error.PROCESSES for row in found["plan"])
-    ratios = {
-        row["network"]: row["auto"] / min(row["milliseconds"].values()) for row in found["auto"]
-    }
-    assert max(ratios.values()) <= 1.1
 
 
 def test_the_classroom_memory_over_time():

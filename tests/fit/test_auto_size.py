@@ -23,9 +23,8 @@ import gradlab
 from gradlab.fit import keras_private as internals
 from gradlab.fit.losses.loss_terms import Objective
 from gradlab.fit.program.update import WindowUpdate
-from gradlab.fit.sizes import auto_size, auto_steps, size_search
+from gradlab.fit.sizes import auto_size, memory_room
 from gradlab.fit.sizes.auto_size import AutoSize
-from gradlab.fit.sizes.auto_steps import CompiledStep
 from gradlab.measure.memory import MEBIBYTE, plan
 
 layers = keras.layers
@@ -107,29 +106,14 @@ def choosing(monkeypatch, size):
         def largest(self, sizes):
             return size
 
-        def fastest(self, sizes):
-            return size
-
     monkeypatch.setattr(auto_size, "Trial", Trial)
-    monkeypatch.setattr(size_search, "_plan", lambda update, batch: None)
+    monkeypatch.setattr(memory_room, "_plan", lambda update, batch: None)
 
 
-def set_back(monkeypatch, model):
+def set_back(model):
     """A function (values) that gives a model of an automatic size these values, and micro-batches
-    of 4.
-
-    Steps are traced once for each size, however often the size is set back.
-    """
+    of 4."""
     size = inspect.getclosurevars(model.fit).nonlocals["function"].__self__._auto
-    steps = {}
-
-    def step_of_size(run, strategy, fetch):
-        key = inspect.getclosurevars(run).nonlocals["size"], fetch.__name__
-        if key not in steps:
-            steps[key] = CompiledStep(run, strategy, fetch)
-        return steps[key]
-
-    monkeypatch.setattr(auto_steps, "CompiledStep", step_of_size)
 
     def back(values):
         size._set(4, "")
@@ -178,7 +162,7 @@ def test_the_size_fits_the_memory():
         match=r"^memory must be at least \d+ MiB for micro-batches of one example; .*1 MiB$",
     ):
         prepared(wide(), "auto", MEBIBYTE).fit(x, y, verbose=0)
-    best = size_search.times_planned()[1]
+    best = memory_room.times_planned()[1]
     one, two = (
         best * plan(wide(), "mse", "adam", (x[:1], y[:1]), in_flight=k).total(1) for k in (1, 2)
     )
@@ -188,25 +172,6 @@ def test_the_size_fits_the_memory():
         ValueError, match=f"^memory must be at least {math.ceil(two / MEBIBYTE)} MiB"
     ):
         model.fit(x, y, batch_size=32, verbose=0)
-
-
-def test_the_search_stops_where_smaller_is_slower(monkeypatch):
-    seconds = {32: 1.0, 16: 0.9, 8: 0.88, 4: 1.2, 2: 0.1}
-    tried = set()
-
-    def time(self, size, examples):
-        tried.add(size)
-        return seconds[size]
-
-    monkeypatch.setattr(size_search.Trial, "_seconds", time)
-    monkeypatch.setattr(
-        size_search.Trial, "__init__", lambda self: vars(self).update(_examples=32, _in_flight=2)
-    )
-    assert size_search.Trial().fastest([32, 16, 8, 4, 2]) == 16  # 8 is hardly faster
-    assert tried == {32, 16, 8, 4}
-    seconds[16] = 0.96
-    assert size_search.Trial().fastest([32, 16, 8, 4, 2]) == 8
-    assert size_search.Trial().fastest([32]) == 32
 
 
 HALVED = "^Memory ran out with micro-batches of 4 examples. From now on they have 2.$"
@@ -237,7 +202,7 @@ def test_a_window_that_runs_out_of_memory_is_computed_again_with_half_the_size(m
     x, y, middle, expected, history = two_windows_each_of_4_and_of_2()
     for in_flight in (1, 2):
         auto = failing("auto", in_flight)
-        back = set_back(monkeypatch, auto)
+        back = set_back(auto)
         auto.fit(x[:34], y[:34], batch_size=17, verbose=0, shuffle=False)
         assert auto.microbatch_size == 4
         has_bits(auto, middle)
@@ -526,7 +491,7 @@ def test_two_replicas(two_devices, capsys):
     with two_devices.scope():
         model = prepared(network(), "auto", 60 * MEBIBYTE)
     planned = plan(network(), "mse", keras.optimizers.Adam(), (x[:1], y[:1])).total(1)
-    least = math.ceil(size_search.times_planned()[1] * 2 * planned / MEBIBYTE)
+    least = math.ceil(memory_room.times_planned()[1] * 2 * planned / MEBIBYTE)
     with pytest.raises(
         ValueError, match=f"^memory must be at least {least} MiB for .* Received: 60 MiB$"
     ):
@@ -556,14 +521,14 @@ ONE = r"a micro-batch of one example"
 
 
 def test_loops_hide_their_memory_and_sizes_are_tried(monkeypatch):
-    tried, taken = [], size_search.Trial._taken
+    tried, taken = [], memory_room.Trial._taken
     monkeypatch.setattr(
-        size_search.Trial, "_taken", lambda self, size: tried.append(size) or taken(self, size)
+        memory_room.Trial, "_taken", lambda self, size: tried.append(size) or taken(self, size)
     )
     model = prepared(recurrent(), "auto", 500 * MEBIBYTE)
     data = np.ones([30, 5, 3], "float32"), rows(30, 2)
     model.fit(*data, batch_size=30, verbose=0)
-    assert tried == [1, 2, 4, 8, 15, 30] and model.microbatch_size in tried
+    assert tried == [1, 2, 4, 8, 15, 30] and model.microbatch_size == 30
     short = prepared(recurrent(), "auto", MEBIBYTE / 2**9)
     with pytest.raises(
         ValueError, match=rf"^memory must be at least \d+ MiB for {ONE}; mixed .* Received: 0 MiB$"
@@ -595,9 +560,8 @@ def test_a_trial_that_takes_more_than_is_planned_is_a_refusal(whole, monkeypatch
         )
         return made
 
-    monkeypatch.setattr(size_search.Trial, "__init__", begin)
-    monkeypatch.setattr(size_search.Trial, "_taken", take)
-    monkeypatch.setattr(size_search.Trial, "fastest", lambda self, sizes: sizes[0])
+    monkeypatch.setattr(memory_room.Trial, "__init__", begin)
+    monkeypatch.setattr(memory_room.Trial, "_taken", take)
     monkeypatch.setattr(gradlab.runtime, "cores", lambda: 2)
     fits, not_even_one = model(), model()
     fits.fit(rows(8), rows(8, 2), batch_size=8, verbose=0)
@@ -624,7 +588,7 @@ def test_what_variables_take_is_not_left_for_micro_batches():
     )
     update.optimizer.build(model.trainable_variables)
     update.prepare(batch)
-    left = size_search.Room(update, batch, 10 * MEBIBYTE, 1).left
+    left = memory_room.Room(update, batch, 10 * MEBIBYTE, 1).left
     # Momentum, accumulators; the counter of iterations
     assert 0 <= 10 * MEBIBYTE - left - 3 * weights <= 100
 
@@ -676,7 +640,7 @@ def test_a_larger_batch_for_which_nothing_fits_keeps_the_size(monkeypatch):
     model.fit(rows(4), rows(4, 2), batch_size=4, verbose=0)
     size, choice, tried = model.microbatch_size, model.microbatch_choice, []
     monkeypatch.setattr(
-        size_search.Trial, "_taken", lambda self, size: tried.append(size) or 2.0**40
+        memory_room.Trial, "_taken", lambda self, size: tried.append(size) or 2.0**40
     )
     for _ in range(2):
         model.fit(rows(32), rows(32, 2), batch_size=32, verbose=0)
@@ -725,16 +689,16 @@ def test_on_a_gpu_the_gradients_fit_once_more_while_sizes_are_tried(monkeypatch)
             [self.floats] = shape
             held.add(self)
 
-    def seconds(self, size, examples):
-        if 50 * examples + sum(one.floats for one in held) > 1000:
+    def compute(self, size):
+        if 50 * size + sum(one.floats for one in held) > 1000:
             raise tf.errors.ResourceExhaustedError(None, None, "")
 
     held, batch = weakref.WeakSet(), (tf.zeros([64, 4]), tf.zeros([64, 2]), None)
     update = WindowUpdate(network(), keras.optimizers.SGD(), Objective("mse"), 4, in_flight=1)
     update.optimizer.build(update.model.trainable_variables)
-    trial = size_search.Trial(update, batch, tf.Variable(4), 1, tf.distribute.get_strategy())
-    monkeypatch.setattr(size_search.Trial, "_seconds", seconds)
-    monkeypatch.setattr(size_search.tf, "zeros", Zeros)
+    trial = memory_room.Trial(update, batch, tf.Variable(4), 1, tf.distribute.get_strategy())
+    monkeypatch.setattr(memory_room.Trial, "_compute", compute)
+    monkeypatch.setattr(memory_room.tf, "zeros", Zeros)
     assert update.model.count_params() == 44 and trial.largest([64, 20, 19, 10]) == 19
     with pytest.raises(MemoryError, match="^memory must hold a micro-batch of one example"):
         trial.largest([64, 20])
@@ -749,16 +713,14 @@ def test_what_earlier_trials_took_counts(monkeypatch):
         def bytes(self):
             return 1000.0 + (taken[tried[-1]] if tried else 0)
 
-    monkeypatch.setattr(size_search, "PeakMemory", Peak)
-    monkeypatch.setattr(
-        size_search.Trial, "_seconds", lambda self, size, examples: tried.append(size)
-    )
+    monkeypatch.setattr(memory_room, "PeakMemory", Peak)
+    monkeypatch.setattr(memory_room.Trial, "_compute", lambda self, size: tried.append(size))
     about = {"_examples": 32, "_in_flight": 1, "_before": 1000.0}
     monkeypatch.setattr(
-        size_search.Trial, "__init__", lambda self: vars(self).update(about, taken={})
+        memory_room.Trial, "__init__", lambda self: vars(self).update(about, taken={})
     )
     room = types.SimpleNamespace(is_planned=False, left=100.0)
-    assert size_search.Trial().fitting([32, 16, 8, 4, 2, 1], room) == [8, 4, 2, 1] and tried == [
+    assert memory_room.Trial().fitting([32, 16, 8, 4, 2, 1], room) == [8, 4, 2, 1] and tried == [
         1,
         2,
         4,
@@ -766,11 +728,11 @@ def test_what_earlier_trials_took_counts(monkeypatch):
     ]
     tried.clear()
     room = types.SimpleNamespace(is_planned=True, left=100.0)
-    assert size_search.Trial().fitting([32, 16, 8], room) == [8] and tried == [32, 16, 8]
-    assert size_search.Trial().fitting([32, 16], room) == []
+    assert memory_room.Trial().fitting([32, 16, 8], room) == [8] and tried == [32, 16, 8]
+    assert memory_room.Trial().fitting([32, 16], room) == []
     for is_planned in (True, False):
         room = types.SimpleNamespace(is_planned=is_planned, left=9.0)
-        trial = size_search.Trial()
+        trial = memory_room.Trial()
         assert trial.fitting([4, 2, 1], room) == [] and trial.taken[1] == 10
 
 
@@ -778,7 +740,7 @@ def test_the_trial_shows_a_loss_over_the_whole_batch_all_of_it(capsys, monkeypat
     """A loss for 12 pairs, of which the second halves are the other views: a part of the batch
     would not do."""
     monkeypatch.setattr(
-        size_search.Room, "fitting", lambda self, sizes, in_flight, at_best=False: [3, 2]
+        memory_room.Room, "fitting", lambda self, sizes, in_flight, at_best=False: [3, 2]
     )
 
     def two_views(y, y_pred):
@@ -836,7 +798,7 @@ def test_two_passes_survive_too(monkeypatch):
     expected = values_of(fixed)
     auto.optimizer.build(auto.trainable_variables)
     untrained = values_of(auto)
-    back = set_back(monkeypatch, auto)
+    back = set_back(auto)
     for number in range(1, 11):
         back(untrained)
         Fails.calls, Fails.at = 0, (number,)
@@ -866,9 +828,8 @@ import gradlab
 gradlab.setup(seed=0)
 import keras, numpy as np
 from gradlab.measure.memory import MEBIBYTE, PeakMemory
-from gradlab.fit.sizes import size_search
+from gradlab.fit.sizes import memory_room
 
-size_search.Trial.fastest = lambda self, sizes: sizes[0]  # a smaller size would say nothing of the limit
 layers = keras.layers
 if sys.argv[1] == "planned":
     middle = [layers.Conv2D(16, 3, padding="same", activation="tanh") for _ in range(4)]
@@ -925,9 +886,8 @@ model = gradlab.microbatched(model, size, memory=memory, in_flight=1)
 model.compile("sgd", "mse")
 x, y = np.random.default_rng(0).normal(size=[64, 4]).astype("float32"), np.ones([64, 1], "float32")
 if size == "auto":
-    from gradlab.fit.sizes import size_search
-    size_search.Trial.fitting = lambda self, sizes, room: sizes[:1]  # the plan and the trial would prevent it
-    size_search.Trial.fastest = lambda self, sizes: sizes[0]
+    from gradlab.fit.sizes import memory_room
+    memory_room.Trial.fitting = lambda self, sizes, room: sizes[:1]  # the plan and the trial would prevent it
     model.evaluate(x[:1], y[:1], verbose=0)  # starts TensorFlow's threads
     used = next(int(line.split()[1]) for line in pathlib.Path("/proc/self/status").open() if line.startswith("VmSize"))
     resource.setrlimit(resource.RLIMIT_AS, (1024 * used + 850 * 2**20,) * 2)
@@ -966,9 +926,9 @@ def test_several_replicas_need_a_memory_that_can_be_planned(two_devices, monkeyp
         dense = prepared(network(), "auto")
     with pytest.raises(ValueError, match=f"{rule}a model that hides its memory$"):
         loops.fit(np.ones([8, 5, 3], "float32"), rows(8, 2), batch_size=8, verbose=0)
-    monkeypatch.setattr(size_search.Room, "is_known", False, raising=False)
+    monkeypatch.setattr(memory_room.Room, "is_known", False, raising=False)
     monkeypatch.setattr(
-        size_search.Room,
+        memory_room.Room,
         "__setattr__",
         lambda self, name, value: name == "is_known" or vars(self).update({name: value}),
     )

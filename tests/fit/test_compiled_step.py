@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import gradlab
-from gradlab.fit import compiled_step
+from gradlab.fit.program import compiled_step
 from gradlab.fit.program.compiled_step import CompiledStep, in_one_call, types_of
 
 X = np.random.default_rng(0).normal(size=(14, 4)).astype("float32")

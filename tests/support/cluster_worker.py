@@ -17,7 +17,7 @@ import keras  # noqa: E402
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
-from gradlab.fit import size_search  # noqa: E402
+from gradlab.fit.sizes import memory_room  # noqa: E402
 from gradlab.measure.memory import plan  # noqa: E402
 
 mode, out = sys.argv[1], Path(sys.argv[2])
@@ -90,7 +90,7 @@ elif mode == "auto":  # worker 1 has less memory than worker 0
         print("refused:", error)
     for loss in (entropy, gradlab.WholeBatch(apart)):
         four = plan(network, loss, optimizer, (x[:1], y[:1])).total(4)
-        trainer = automatic(loss, size_search.times_planned()[0] * four + 1)
+        trainer = automatic(loss, memory_room.times_planned()[0] * four + 1)
         for _ in range(3):
             step = trainer.step(x[mine], y[mine])
         print(f"loss {step.loss:.4f},", trainer.microbatch_choice)

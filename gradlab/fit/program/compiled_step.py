@@ -22,17 +22,15 @@ class CompiledStep:
     Args:
         step: a function (element) -> results, in graph mode.
         strategy: the strategy in whose scope the model was made; it must have one replica.
-        fetch: a function (iterator, *more) -> element, in graph mode.
     """
 
     def __init__(
         self,
         step: Callable[[Any], Any],
         strategy: tf.distribute.Strategy,
-        fetch: Callable[..., Any] = lambda iterator: iterator.get_next(),
     ):
-        def run(iterator, *more):
-            data = keras.tree.map_structure(without_optional, fetch(iterator, *more))
+        def run(iterator):
+            data = keras.tree.map_structure(without_optional, iterator.get_next())
             return strategy.run(step, args=(data,))
 
         self._compiled = tf.function(run, autograph=False, reduce_retracing=True)
@@ -40,22 +38,21 @@ class CompiledStep:
         self._specs: Any = None
         self._iterator: Callable[[], Any] = lambda: None
 
-    def __call__(self, iterator: tf.data.Iterator, *more: tf.Tensor) -> Any:
+    def __call__(self, iterator: tf.data.Iterator) -> Any:
         """The step's results.
 
         Args:
             iterator: an iterator of a dataset.
-            *more: what `fetch` takes beside it.
 
         Raises:
             tf.errors.OutOfRangeError: the iterator has no more elements.
         """
         if self._iterator() is not iterator:
             if self._concrete is None or iterator.element_spec != self._specs:
-                self._concrete = self._compiled.get_concrete_function(iterator, *more)
+                self._concrete = self._compiled.get_concrete_function(iterator)
             self._iterator = weakref.ref(iterator)
             self._specs = iterator.element_spec
-        return self._concrete(iterator, *more)
+        return self._concrete(iterator)
 
 
 def in_one_call(model: keras.Model, kind: str, made: Callable[[Any], Any]) -> Callable[[Any], Any]:

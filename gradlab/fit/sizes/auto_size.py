@@ -12,7 +12,7 @@ from gradlab._batches import examples_of
 from gradlab.fit.program.precut import GIVEN
 from gradlab.fit.program.update import WindowUpdate
 from gradlab.fit.replicas import over_workers, replicas_here
-from gradlab.fit.sizes.size_search import Room, Trial, ran_out
+from gradlab.fit.sizes.memory_room import Room, Trial, ran_out
 
 Result = TypeVar("Result")
 
@@ -130,8 +130,7 @@ class AutoSize:
     def choose(self, update: WindowUpdate, batch: tuple, strategy: tf.distribute.Strategy) -> str:
         """Chooses the size, and says in a sentence which one and why.
 
-        On one replica, a micro-batch is computed before the first update, to see that it fits. On a
-        CPU, smaller ones that are no slower are not looked for further than the first that is.
+        On one replica, a micro-batch is computed before the first update, to see that it fits.
         Nothing is applied or assigned. Several workers agree on the smallest size that memory
         demands on one of them. If one was chosen before, it stays where the errors below would be
         raised.
@@ -212,9 +211,7 @@ class AutoSize:
                 return self._choice(update, batch, strategy)
             if not tried:
                 room.refuse_tried(fitting[-1], trial.taken[fitting[-1]])
-            size = tried[0] if room.on_gpu else trial.fastest(tried)
-            if size != tried[0]:
-                reason = f"faster than {tried[0]}, which would fit in {room}, too"
+            size = tried[0]
         if size == sizes[0]:
             reason = f"the whole batch, which fits in {room}"
         return _Choice(size, size == sizes[0], in_flight, reason)

@@ -1,9 +1,7 @@
-"""The search for a micro-batch size: which sizes fit in memory, and which of them is fast."""
+"""The memory that a training may take, and the micro-batch sizes that fit in it."""
 
 import dataclasses
 import math
-import statistics
-import time
 from typing import NoReturn
 
 import tensorflow as tf
@@ -15,13 +13,6 @@ from gradlab.fit import keras_private as internals
 from gradlab.fit.program.update import WindowUpdate
 from gradlab.fit.sizes.memory_plan import HELP, MEBIBYTE, MemoryPlan, plan_of, too_little
 
-# A size is compared with the best larger one over so many pairs. It is better if it takes less than
-# NEAR of the other's time; one that takes more than WORSE of it ends the search, and so does the
-# end of these SECONDS.
-PAIRS = 3
-NEAR = 0.95
-WORSE = 1.05
-SECONDS = 20.0
 # What the least is, what helps, and what a training gets that takes more; for a loss over the whole
 # batch and others.
 OF_ONE = "a micro-batch of one example", HELP, "one example, with which memory runs out"
@@ -131,7 +122,7 @@ def _plan(update: WindowUpdate, batch: tuple) -> MemoryPlan | None:
 
 
 class Trial:
-    """Computes micro-batches without applying anything, to see what fits and what is fast.
+    """Computes micro-batches without applying anything, to see what fits.
 
     Args:
         update: the update.
@@ -171,17 +162,15 @@ class Trial:
         )
         self._is_whole = update.objective.sees_whole
 
-    def _seconds(self, size: int, examples: int) -> float:
-        """The seconds that the first examples take in micro-batches of a size.
+    def _compute(self, size: int) -> None:
+        """Computes as many micro-batches of a size as are in flight.
 
-        A loss over the whole batch may need all examples, so then it is the time of all.
+        A loss over the whole batch may need all examples, so then they are all computed.
         """
         self._variable.assign(size)
-        rows = slice(0, tf.constant(self._examples if self._is_whole else examples))
-        part = map_tensors(lambda tensor: rows_of(tensor, rows), self._batch)
-        began = time.perf_counter()
-        self._run(*part)
-        return time.perf_counter() - began
+        examples = self._examples if self._is_whole else min(self._examples, size * self._in_flight)
+        rows = slice(0, tf.constant(examples))
+        self._run(*map_tensors(lambda tensor: rows_of(tensor, rows), self._batch))
 
     def largest(self, sizes: list[int]) -> int:
         """The first of the sizes with which a GPU's memory does not run out, less a margin.
@@ -192,7 +181,7 @@ class Trial:
         for size in sizes:
             try:
                 margin = tf.zeros([self._parameters])
-                self._seconds(size, min(self._examples, size * self._in_flight))
+                self._compute(size)
                 del margin
             except tf.errors.ResourceExhaustedError:
                 continue
@@ -219,33 +208,8 @@ class Trial:
         return_freed_memory()  # of the sizes before
         peak = PeakMemory()
         try:
-            self._seconds(size, min(self._examples, size * self._in_flight))
+            self._compute(size)
         except tf.errors.ResourceExhaustedError:
             return math.inf
         taken = peak.bytes() - self._before
         return 0.0 if math.isnan(taken) else taken
-
-    def fastest(self, sizes: list[int]) -> int:
-        """The largest of the sizes that is about as fast as the fastest. It does not try those far
-        below it."""
-        best = sizes[0]
-        began = time.perf_counter()
-        for size in sizes[1:]:
-            ratio = self._ratio(size, best, began + SECONDS)
-            if ratio < NEAR:
-                best = size
-            if ratio > WORSE or time.perf_counter() > began + SECONDS:
-                break
-        return best
-
-    def _ratio(self, size: int, other: int, end: float) -> float:
-        """The time of a size over that of a larger one: the median over some pairs, because
-        machines are noisy.
-
-        If the time is over, the pairs so far count.
-        """
-        examples = min(self._examples, other * self._in_flight)
-        ratios = list[float]()
-        while len(ratios) <= PAIRS and (time.perf_counter() < end or not ratios):
-            ratios.append(self._seconds(size, examples) / self._seconds(other, examples))
-        return statistics.median(ratios[1:] or ratios)  # in the first, kernels prepare themselves
