@@ -14,7 +14,7 @@ from gradlab.fit.losses.loss_terms import Objective
 from gradlab.fit.program.in_flight import choose
 from gradlab.fit.program.precut import is_given, rows_to_predict
 from gradlab.fit.program.update import regularization_loss
-from gradlab.fit.program.window_program import WindowPass
+from gradlab.fit.program.window_program import WindowProgram
 from gradlab.fit.replicas import sum_over_replicas
 from gradlab.fit.variables.assigned_at_once import assignments
 from gradlab.window import Loop, Microbatch, accumulate
@@ -38,7 +38,7 @@ class WindowEvaluation:
     """Computes the loss and the metrics of a batch. It is called on each replica.
 
     Args:
-        model, objective, microbatch_size, jit: as for `gradlab.fit.program.window_program.WindowPass`.
+        model, objective, microbatch_size, jit: as for `gradlab.fit.program.window_program.WindowProgram`.
         in_flight: as in `gradlab.window.Loop`, or "auto".
     """
 
@@ -54,7 +54,7 @@ class WindowEvaluation:
         self._model = model
         self._objective = objective
         self._warned: set[str] = set()
-        self._pass = WindowPass(
+        self._program = WindowProgram(
             model,
             objective,
             microbatch_size,
@@ -68,26 +68,26 @@ class WindowEvaluation:
     def build(self) -> None:
         """Creates the variables of the evaluation; with several replicas, call it in the strategy's
         scope."""
-        self._pass.build()
+        self._program.build()
 
     def __call__(
         self, x: Any, y: Any, sample_weight: Any = None, cut: Cut | None = None
     ) -> Evaluated:
         """Evaluates a batch: nests of tensors, this replica's part, and where it is cut if the size
         is "given"."""
-        passed = self._pass((x, y, sample_weight), [], cut)
-        for sentence in set(passed.plan.metrics.warnings) - self._warned:
+        window = self._program((x, y, sample_weight), [], cut)
+        for sentence in set(window.plan.metrics.warnings) - self._warned:
             self._warned.add(sentence)
             warnings.warn(sentence, stacklevel=3)
-        with tf.control_dependencies([passed.sums.weights]):
-            passed.remember()
-        steps, term_sums = sum_over_replicas((tf.size(passed.sums.weights), passed.term_sums))
-        statistics = passed.plan.state.averages.over_replicas(passed.statistics)
-        passed.plan.state.end(passed.values, steps, statistics)
-        loss, term_losses = passed.plan.loss(term_sums)
+        with tf.control_dependencies([window.sums.weights]):
+            window.remember()
+        steps, term_sums = sum_over_replicas((tf.size(window.sums.weights), window.losses))
+        statistics = window.plan.state.averages.over_replicas(window.statistics)
+        window.plan.state.end(window.variables, steps, statistics)
+        loss, term_losses = window.plan.loss(term_sums)
         if self._objective.is_regularized:
             loss += tf.cast(regularization_loss(self._model.trainable_weights), loss.dtype)
-        return Evaluated(loss, term_losses, passed.named_logs())
+        return Evaluated(loss, term_losses, window.logs)
 
 
 def predict_in_microbatches(

@@ -236,7 +236,7 @@ class _Steps:
             jit=jit,
             norms=False,
             with_metrics=True,
-            begun=None if self._auto is None else self._auto.begun,
+            updates_started=None if self._auto is None else self._auto.updates_started,
         )
         self._evaluation = WindowEvaluation(model, evaluation, size, self._in_flight, jit)
         model.train_function = model.test_function = model.predict_function = None

@@ -174,7 +174,7 @@ class Trainer:
             if adaptive_clipping is None
             else partial(clip_adaptively, clipping=adaptive_clipping),
             jit=jit_compile,
-            begun=None if self._auto is None else self._auto.begun,
+            updates_started=None if self._auto is None else self._auto.updates_started,
         )
         if self.strategy.num_replicas_in_sync > 1:
             with self.strategy.scope():

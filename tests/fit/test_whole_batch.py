@@ -554,16 +554,19 @@ def test_other_masks_in_the_second_pass_are_noticed(monkeypatch, float64):
         assert_close(trained_with_state(gradlab.WholeBatch(squares)), expected)
 
 
-def test_slopes_of_other_rows_are_noticed(monkeypatch, float64):
-    original = whole_batch.losses_and_slopes
+def test_prediction_gradients_of_other_rows_are_noticed(monkeypatch, float64):
+    original = whole_batch.batch_loss_gradients
 
     def turned(*args):
         between = original(*args)
         return between._replace(
-            slopes=[[tf.reverse(slope, [0]) for slope in each] for each in between.slopes]
+            prediction_gradients=[
+                [tf.reverse(gradient, [0]) for gradient in each]
+                for each in between.prediction_gradients
+            ]
         )
 
-    monkeypatch.setattr(window_pass, "losses_and_slopes", turned)
+    monkeypatch.setattr(window_pass, "batch_loss_gradients", turned)
     with pytest.raises(AssertionError, match="Mismatched"):
         holds_for_every_size("info_nce", sizes=[3])
 

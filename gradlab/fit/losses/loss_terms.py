@@ -53,7 +53,7 @@ class Objective:
         batch_losses: str | dict[str, str] | None = None,
     ):
         self._taken: list[Term] = []
-        self._slopes: list | None = None
+        self._prediction_gradients: list | None = None
         self.own = own
         self._batch_losses = batch_losses
         self.numbers: list[str] = []
@@ -85,8 +85,8 @@ class Objective:
         y_pred: Any,
         added: list,
         examples: Any,
-        factors: list | None = None,
-        slopes: list | None = None,
+        mean_factors: list | None = None,
+        prediction_gradients: list | None = None,
     ) -> list:
         """The terms of one micro-batch's loss.
 
@@ -96,10 +96,10 @@ class Objective:
             added: the losses that layers added. As in Keras, one that is not a scalar counts as its
                 sum.
             examples: the number of examples, a scalar tensor.
-            factors: for each of the numbers that are said to be means or sums, in the order of
+            mean_factors: for each of the numbers that are said to be means or sums, in the order of
                 `numbers` and then of added, a factor that makes it a mean over the examples. None:
                 they are means.
-            slopes: for each loss over the whole batch, in order, its gradients with respect to
+            prediction_gradients: for each loss over the whole batch, in order, its gradients with respect to
                 these predictions. None: the terms of these losses are 0.
 
         Returns:
@@ -107,8 +107,8 @@ class Objective:
         """
         dtype = accumulation_dtype(keras.config.floatx())
         examples = tf.cast(examples, dtype)
-        terms = self._terms(batch, y_pred, slopes)
-        left = iter([1.0] * (len(terms) + len(added)) if factors is None else factors)
+        terms = self._terms(batch, y_pred, prediction_gradients)
+        left = iter([1.0] * (len(terms) + len(added)) if mean_factors is None else mean_factors)
 
         def as_mean(number):
             return tf.cast(number, dtype) * tf.cast(next(left), dtype) * examples
@@ -143,12 +143,16 @@ class Objective:
         numbers += [tf.reduce_sum(loss) for loss in added] if self.own is None else []
         return numbers + [term.total for term in terms if not term.is_known]
 
-    def _terms(self, batch: tuple, y_pred: Any, slopes: list | None = None) -> list[Term]:
+    def _terms(
+        self, batch: tuple, y_pred: Any, prediction_gradients: list | None = None
+    ) -> list[Term]:
         """The terms of the model's own loss, or of the losses of `compile`; of kind "number" for
         one for the batch."""
         x, y, sample_weight = batch
         self._taken.clear()
-        self._slopes = None if slopes is None else list(slopes)
+        self._prediction_gradients = (
+            None if prediction_gradients is None else list(prediction_gradients)
+        )
         with internals.undivided_losses():
             if self.own is not None:
                 self._taken.append(self._own_term(self.own(x, y, y_pred, sample_weight)))
@@ -188,8 +192,8 @@ class Objective:
         whole = seen_by(loss, *seen)
         dtype = accumulation_dtype(keras.config.floatx())
         total = tf.zeros([], dtype)
-        if self._slopes is not None:
-            total = tf.cast(differentiable(whole, self._slopes.pop(0)), dtype)
+        if self._prediction_gradients is not None:
+            total = tf.cast(differentiable(whole, self._prediction_gradients.pop(0)), dtype)
         padded = any(lengths_of(tensor) for tensor in tf.nest.flatten(seen) if tf.is_tensor(tensor))
         divisor = tf.ones([], dtype)
         self._taken.append(

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from gradlab.fit import keras_private as internals
-from gradlab.fit.losses.whole_batch import Whole
+from gradlab.fit.losses.whole_batch import BatchLossInputs
 
 # Losses whose targets are class numbers or texts, with another rank than the predictions.
 OWN_LABELS = (
@@ -46,7 +46,7 @@ class Term(NamedTuple):
     labels: tuple | None = None
     name: str = ""
     is_known: bool = True
-    whole: Whole | None = None
+    whole: BatchLossInputs | None = None
     counts_padding: bool = False
 
 

@@ -117,7 +117,7 @@ class WholeBatch(keras.losses.Loss):
         return cls(**config | {"fn": keras.saving.deserialize_keras_object(config["fn"])})
 
 
-class Whole(NamedTuple):
+class BatchLossInputs(NamedTuple):
     """A loss over the whole batch, and what it sees, of a micro-batch or of the batch.
 
     Attributes:
@@ -147,13 +147,13 @@ class Whole(NamedTuple):
             return tf.reduce_sum(self.loss(self.targets, self.predictions, self.weights))
 
 
-def seen_by(loss: keras.losses.Loss, y: Any, y_pred: Any, sample_weight: Any) -> Whole:
+def seen_by(loss: keras.losses.Loss, y: Any, y_pred: Any, sample_weight: Any) -> BatchLossInputs:
     """What a loss sees of a micro-batch."""
     masks = [internals.mask_of(tensor) for tensor in tf.nest.flatten(y_pred)]
-    return Whole(loss, y, y_pred, sample_weight, masks)
+    return BatchLossInputs(loss, y, y_pred, sample_weight, masks)
 
 
-def check_passes(wholes: list[Whole], graph: tf.Graph) -> None:
+def check_passes(wholes: list[BatchLossInputs], graph: tf.Graph) -> None:
     """Raises ValueError if a model does not allow the two passes.
 
     Args:
@@ -182,7 +182,7 @@ def check_passes(wholes: list[Whole], graph: tf.Graph) -> None:
         )
 
 
-class Collected:
+class Collector:
     """Collects what losses over the whole batch see of the micro-batches, in arrays that a loop
     carries along.
 
@@ -190,7 +190,7 @@ class Collected:
         wholes: what the losses see of a micro-batch, traced for any number of examples.
     """
 
-    def __init__(self, wholes: list[Whole]):
+    def __init__(self, wholes: list[BatchLossInputs]):
         self._wholes = wholes
 
     def begin(self, steps: tf.Tensor) -> list:
@@ -204,11 +204,11 @@ class Collected:
         """The arrays with what the losses see of the micro-batch with this number."""
         return [array.write(number, tensor) for array, tensor in zip(arrays, tensors_of(seen))]
 
-    def end(self, arrays: list) -> list[Whole]:
+    def end(self, arrays: list) -> list[BatchLossInputs]:
         """What the losses see of the whole batch, the examples of all replicas included."""
         rows = iter(_gathered(array.concat()) for array in arrays)
         return [
-            Whole(
+            BatchLossInputs(
                 whole.loss,
                 *map_tensors(lambda tensor: tf.ensure_shape(next(rows), tensor.shape), whole.seen),
             )
@@ -216,12 +216,12 @@ class Collected:
         ]
 
 
-class Between(NamedTuple):
+class BatchLossGradients(NamedTuple):
     """What is computed between the two passes.
 
     Attributes:
         losses: the value of each loss.
-        slopes: for each loss its gradients with respect to this replica's predictions, in the type
+        prediction_gradients: for each loss its gradients with respect to this replica's predictions, in the type
             in which gradients are summed, without the scale, and None for predictions that are not
             floating-point numbers. None: there is no loss over the whole batch.
         own_gradients: for each loss its gradients with respect to the variables that it reads, with
@@ -229,13 +229,13 @@ class Between(NamedTuple):
     """
 
     losses: Sequence = ()
-    slopes: list | None = None
+    prediction_gradients: list | None = None
     own_gradients: Sequence = ()
 
 
-def losses_and_slopes(
-    wholes: list[Whole], scale: tf.Tensor, examples: tf.Tensor, variables: list
-) -> Between:
+def batch_loss_gradients(
+    wholes: list[BatchLossInputs], scale: tf.Tensor, examples: tf.Tensor, variables: list
+) -> BatchLossGradients:
     """The losses of the whole batch, and their gradients with respect to the predictions and to
     variables they read.
 
@@ -279,10 +279,10 @@ def losses_and_slopes(
                 for t in tf.nest.flatten(whole.predictions)
             ]
         )
-    return Between(losses, all_slopes, own)
+    return BatchLossGradients(losses, all_slopes, own)
 
 
-def differentiable(whole: Whole, slopes: list) -> tf.Tensor:
+def differentiable(whole: BatchLossInputs, slopes: list) -> tf.Tensor:
     """A scalar with the gradient of the whole batch's loss: the sum of the predictions times their
     slopes."""
     pairs = [
@@ -298,7 +298,7 @@ def with_own(sums: list, own_gradients: Sequence, loss_weights: list) -> list:
 
     Args:
         sums: for each variable the sum over the micro-batches, or None.
-        own_gradients: for each loss those of `losses_and_slopes`, which are the same on all
+        own_gradients: for each loss those of `batch_loss_gradients`, which are the same on all
             replicas.
         loss_weights: the factor of each loss.
     """

@@ -13,7 +13,7 @@ from gradlab.averaging import accumulation_dtype
 from gradlab.fit import keras_private as internals
 from gradlab.fit.losses.loss_terms import common_divisor
 from gradlab.fit.losses.term import Term
-from gradlab.fit.losses.whole_batch import Whole, check_passes
+from gradlab.fit.losses.whole_batch import BatchLossInputs, check_passes
 from gradlab.fit.metrics.window_metrics import MetricsPlan
 from gradlab.fit.program.input_checks import label_rules
 from gradlab.fit.program.precut import check_padding, is_padded
@@ -75,7 +75,7 @@ class Plan:
     divisors: list | None
     is_sum: bool
     predictions: Any
-    whole: dict[int, Whole]
+    whole: dict[int, BatchLossInputs]
     direct: list[Direct]
     is_padded: bool
 
@@ -100,7 +100,7 @@ class Plan:
             if not (counters and (one.of_data or one.draws)):
                 one.assign(value)
 
-    def factors(self, examples: tf.Tensor, dtype: tf.DType) -> list:
+    def mean_factors(self, examples: tf.Tensor, dtype: tf.DType) -> list:
         """For each number of a micro-batch the factor that makes it a mean over the examples:
         window / examples."""
         if "sum" not in self.reductions:

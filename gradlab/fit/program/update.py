@@ -15,7 +15,7 @@ from gradlab.fit.losses.loss_terms import Objective
 from gradlab.fit.metrics.window_metrics import CALLS_WARNING, update_after
 from gradlab.fit.program.in_flight import AS_ASKED, InFlight
 from gradlab.fit.program.plan import ASSIGNED_WARNING, Plan
-from gradlab.fit.program.window_program import Passed, WindowPass
+from gradlab.fit.program.window_program import WindowProgram, WindowSums
 from gradlab.fit.replicas import apply_gradients, sum_over_replicas
 from gradlab.fit.variables import batch_norm
 from gradlab.window import Loop
@@ -75,7 +75,7 @@ class WindowUpdate:
         jit: whether to compile each micro-batch's forward and backward pass with XLA.
         norms: whether to compute the norms of the micro-batches' gradients.
         with_metrics: whether to update the model's metrics.
-        begun: a variable to which 1 is added before anything is applied or assigned, or None.
+        updates_started: a variable to which 1 is added before anything is applied or assigned, or None.
 
     Attributes:
         model, optimizer, objective: the arguments.
@@ -95,19 +95,19 @@ class WindowUpdate:
         jit: bool = False,
         norms: bool = True,
         with_metrics: bool = False,
-        begun: tf.Variable | None = None,
+        updates_started: tf.Variable | None = None,
     ):
         self.model = model
         self.optimizer = optimizer
         self.objective = objective
         self._clip = clip
         self._norms = norms
-        self._begun = begun
+        self._updates_started = updates_started
         self._dtype = accumulation_dtype(keras.config.floatx())
         self._loop = Loop(
             dtype=accumulator_dtype, weight_dtype=self._dtype, skip_nonfinite=skip_nonfinite
         )
-        self._pass = WindowPass(
+        self._program = WindowProgram(
             model,
             objective,
             microbatch_size,
@@ -124,7 +124,7 @@ class WindowUpdate:
     def in_flight(self) -> InFlight | None:
         """The number of micro-batches that are computed at once, with its reason; None before it is
         chosen."""
-        return self._pass.in_flight
+        return self._program.in_flight
 
     def prepare(self, batch: tuple) -> InFlight:
         """Chooses how many micro-batches to compute at once, and creates what has to exist before
@@ -139,14 +139,14 @@ class WindowUpdate:
         Returns:
             The number of micro-batches that are computed at once.
         """
-        self._pass.build()
+        self._program.build()
         variables = self._trained()
         dtypes = [
             tf.as_dtype(self._loop.dtype or accumulation_dtype(variable.dtype))
             for variable in variables
         ]
         shapes = [tf.TensorShape(variable.shape) for variable in variables]
-        in_flight = self._pass.choose(
+        in_flight = self._program.choose(
             batch, sum(t.size * shape.num_elements() for t, shape in zip(dtypes, shapes))
         )
         # With several in flight, adding in place would run the micro-batches one after the other.
@@ -169,26 +169,26 @@ class WindowUpdate:
 
     def label_rules(self, specs: tuple) -> list[tuple]:
         """The rules for targets of these types."""
-        return self._pass.label_rules(specs)
+        return self._program.label_rules(specs)
 
     @contextlib.contextmanager
     def of_size(self, microbatch_size: int) -> Iterator[None]:
         """What is traced in this context has micro-batches of this size, not of the variable's
         value."""
-        given = self._pass.microbatch_size
-        self._pass.microbatch_size = microbatch_size
+        given = self._program.microbatch_size
+        self._program.microbatch_size = microbatch_size
         try:
             yield
         finally:
-            self._pass.microbatch_size = given
+            self._program.microbatch_size = given
 
     def lower_in_flight(self) -> bool:
         """Computes one micro-batch at a time, not several, unless a user asked for those; whether
         that changed."""
-        now = self._pass.in_flight
+        now = self._program.in_flight
         if now is None or now.count == 1 or now.reason == AS_ASKED:
             return False
-        self._pass.in_flight = InFlight(1, "because memory is short")
+        self._program.in_flight = InFlight(1, "because memory is short")
         self.prepare(())
         return True
 
@@ -203,22 +203,22 @@ class WindowUpdate:
             cut: where it is cut, if microbatch_size is "given".
         """
         variables = self._trained()
-        passed, scale = self._run((x, y, sample_weight), variables, cut)
-        self._warn(passed.plan)
-        outcome = self._finish(passed, variables, scale)
-        after = passed.plan.metrics.after
+        window, scale = self._run((x, y, sample_weight), variables, cut)
+        self._warn(window.plan)
+        outcome = self._apply(window, variables, scale)
+        after = window.plan.metrics.after
         if after:
-            update_after(self.model, after, (x, y, sample_weight), passed.plan.predictions)
+            update_after(self.model, after, (x, y, sample_weight), window.plan.predictions)
         return outcome
 
     def gradients_only(self, x: Any, y: Any, sample_weight: Any = None) -> tf.Tensor:
         """Computes the gradients of a window and applies nothing; returns the window's weight when
         they are there."""
-        passed, _ = self._run((x, y, sample_weight), self._trained())
+        window, _ = self._run((x, y, sample_weight), self._trained())
         with tf.control_dependencies(
-            [gradient for gradient in passed.sums.gradients if gradient is not None]
+            [gradient for gradient in window.sums.gradients if gradient is not None]
         ):
-            return tf.identity(passed.sums.weight)
+            return tf.identity(window.sums.weight)
 
     def bytes_of_variables(self) -> int:
         """The bytes of the variables of the model and the optimizer, and of the accumulators."""
@@ -235,26 +235,28 @@ class WindowUpdate:
 
     def _run(
         self, batch: tuple, variables: list, cut: Cut | None = None
-    ) -> tuple[Passed, tf.Tensor]:
-        """The pass over a window, and the factor of its losses."""
+    ) -> tuple[WindowSums, tf.Tensor]:
+        """The sums of a window, and the factor of its losses."""
         self.prepare(batch)
         scale = self.optimizer.scale_loss(tf.ones([], self._dtype))
-        passed = self._pass(
+
+        def record(loss, gradients):
+            return squared_norm(gradients, self._dtype)
+
+        window = self._program(
             batch,
             [variable.value for variable in variables],
             cut,
             scale=scale,
-            record=(lambda loss, gradients: squared_norm(gradients, self._dtype))
-            if self._norms
-            else None,
+            record=record if self._norms else None,
             accumulators=self._accumulators,
         )
-        return passed, scale
+        return window, scale
 
     def warn(self) -> None:
         """Warns of the losses that layers add, if there is reason, once; to be called after an
         update."""
-        for sentence in self._pass.warnings():
+        for sentence in self._program.warnings():
             self._warn_once(sentence)
 
     def _warn(self, plan: Plan) -> None:
@@ -272,26 +274,32 @@ class WindowUpdate:
             warnings.warn(sentence, stacklevel=4)
             self._warned.add(sentence)
 
-    def _finish(self, passed: Passed, variables: list, scale: tf.Tensor) -> Outcome:
+    def _apply(self, window: WindowSums, variables: list, scale: tf.Tensor) -> Outcome:
         """Sums over the replicas, assigns what the forward passes carried along, and applies the
-        mean gradient."""
-        plan = passed.plan
-        sums = passed.sums
+        mean gradient: the one place where an update assigns anything."""
+        plan = window.plan
+        sums = window.sums
         dtype = self._dtype
-        gradients, weight, skipped, steps, term_sums = sum_over_replicas(
-            (sums.gradients, sums.weight, sums.skipped, tf.size(sums.weights), passed.term_sums)
+        totals = sum_over_replicas(
+            {
+                "gradients": sums.gradients,
+                "weight": sums.weight,
+                "skipped": sums.skipped,
+                "steps": tf.size(sums.weights),
+                "losses": window.losses,
+            }
         )
-        statistics = plan.state.averages.over_replicas(passed.statistics)
-        values, gradients, statistics, weight = self._begin(
-            (passed.values, gradients, statistics, weight)
-        )
+        statistics = plan.state.averages.over_replicas(window.statistics)
+        results = window.variables, totals["gradients"], statistics, totals["weight"]
+        values, gradients, statistics, weight = self._begin(results)
         with tf.control_dependencies([weight]):
-            passed.remember()
+            window.remember()
         # The order is that of the large batch: its forward pass assigns variables, then the
         # optimizer updates them.
-        plan.state.end(values, steps, statistics)
+        plan.state.end(values, totals["steps"], statistics)
         divisor = tf.ones_like(weight) if plan.is_sum else weight
-        gradients = divide(gradients, None if passed.is_mean else divisor / passed.unit, variables)
+        divisor = None if window.is_mean else divisor / window.weight_scale
+        gradients = divide(gradients, divisor, variables)
         window_gradient_norm = tf.sqrt(squared_norm(gradients, dtype)) / scale
         regularization = tf.zeros([], dtype)
         if self.objective.is_regularized:
@@ -301,42 +309,40 @@ class WindowUpdate:
         # Keras requests one batch too many from a dataset of unknown size. Waiting for the window
         # keeps that call from counting in `iterations` and from decaying weights.
         before = tf.identity(self.optimizer.iterations.value)
+        only_if = weight > 0 if self._loop.skip_nonfinite else None
         with tf.control_dependencies([weight]):
             if variables:
-                apply_gradients(
-                    self.optimizer,
-                    gradients,
-                    variables,
-                    weight > 0 if self._loop.skip_nonfinite else None,
-                )
-        loss, term_losses = plan.loss(term_sums)
-        norms = (
-            None
-            if sums.records is None
-            else mean_norms(sums.records, sums.weights / passed.unit) / scale
-        )
-        if norms is not None and plan.whole:  # no micro-batch has a loss of its own
-            norms = tf.fill(tf.shape(norms), tf.constant(float("nan"), dtype))
+                apply_gradients(self.optimizer, gradients, variables, only_if)
+        loss, term_losses = plan.loss(totals["losses"])
         return Outcome(
             loss=loss + tf.cast(regularization, dtype),
             term_losses=term_losses,
-            logs=passed.named_logs(),
-            skipped=skipped,
+            logs=window.logs,
+            skipped=totals["skipped"],
             losses=sums.losses / scale,
             weights=sums.weights,
-            gradient_norms=norms,
+            gradient_norms=self._gradient_norms(window, scale),
             window_gradient_norm=window_gradient_norm,
             before=before,
             updates=tf.identity(self.optimizer.iterations.value),
         )
 
+    def _gradient_norms(self, window: WindowSums, scale: tf.Tensor) -> tf.Tensor | None:
+        """The norm of each micro-batch's mean gradient; NaN if it has no loss of its own."""
+        records = window.sums.records
+        if records is None:
+            return None
+        if window.plan.whole:
+            return tf.fill(tf.shape(records), tf.constant(float("nan"), self._dtype))
+        return mean_norms(records, window.sums.weights / window.weight_scale) / scale
+
     def _begin(self, results: tuple) -> tuple:
         """The results, from which everything is applied and assigned, after the note that this
         begins."""
-        if self._begun is None:
+        if self._updates_started is None:
             return results
         with tf.control_dependencies(tensors_of(results)):
-            noted = self._begun.assign_add(1, read_value=False)
+            noted = self._updates_started.assign_add(1, read_value=False)
         with tf.control_dependencies([noted]):
             return map_tensors(tf.identity, results)
 

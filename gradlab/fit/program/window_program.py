@@ -12,26 +12,41 @@ from gradlab._batches import Cut, equal_nests, examples_of, map_tensors, spec_of
 from gradlab.fit import keras_private as internals
 from gradlab.fit.losses.loss_check import Additivity, Halves
 from gradlab.fit.losses.loss_terms import Objective, total_loss
-from gradlab.fit.losses.whole_batch import Between, Collected, Whole, losses_and_slopes, with_own
+from gradlab.fit.losses.term import Term
+from gradlab.fit.losses.whole_batch import (
+    BatchLossGradients,
+    BatchLossInputs,
+    Collector,
+    batch_loss_gradients,
+    with_own,
+)
 from gradlab.fit.metrics.padded_metrics import means_over_tokens
 from gradlab.fit.program.in_flight import AS_ASKED, InFlight, choose
 from gradlab.fit.program.input_checks import check_stateless, checked_batch, label_rules
 from gradlab.fit.program.plan import Plan, make_plan
 from gradlab.fit.program.tracing import Traced, trace_forward
+from gradlab.fit.program.window_accumulators import (
+    Accumulator,
+    AssignedVariables,
+    BatchStatistics,
+    Evaluation,
+    Logs,
+    LossSums,
+)
 from gradlab.window import Loop, Microbatch, Sums, accumulate
 
 
-class Passed(NamedTuple):
-    """The result of a pass.
+class WindowSums(NamedTuple):
+    """The result of a window: nothing of it is applied or assigned yet.
 
     Attributes:
         plan: what the forward passes have in common.
-        sums: the result of the loop.
-        values: the values of the state's variables after the window.
-        statistics: the sums for the moving averages of batch normalization.
-        term_sums: for each term of the loss: (the sum of its totals, the sum of its divisors).
-        logs: what the model's own `compute_metrics` returned, as in the plan of the metrics.
-        unit: the number by which weights were divided while gradients were summed.
+        sums: the sums of gradients and weights, and what was kept of each micro-batch.
+        variables: the values of the variables that the forward passes assign, after the window.
+        statistics: those for the moving averages of batch normalization.
+        losses: for each term of the loss: (the sum of its totals, the sum of its divisors).
+        logs: what the model's own `compute_metrics` returned, by name; None for the losses.
+        weight_scale: the number by which weights were divided while gradients were summed.
         is_mean: whether that makes the sums of gradients means already.
         remember: a function () that keeps what the window shows of its losses, to be called if the
             window counts.
@@ -39,22 +54,40 @@ class Passed(NamedTuple):
 
     plan: Plan
     sums: Sums
-    values: list
+    variables: list
     statistics: list
-    term_sums: list
-    logs: list
-    unit: Any
+    losses: list
+    logs: dict
+    weight_scale: Any
     is_mean: bool
     remember: Callable[[], None]
 
-    def named_logs(self) -> dict:
-        """The logs by name; None for those of the losses."""
-        found = dict(zip((name for name, *_ in self.plan.metrics.logs), self.logs))
-        return found | dict.fromkeys(self.plan.metrics.losses)
+
+@dataclasses.dataclass(frozen=True)
+class _Window:
+    """What is the same for all micro-batches of one window.
+
+    Attributes:
+        plan: what the forward passes have in common.
+        examples: the number of examples of this replica's part.
+        size: the examples of a micro-batch, or a `Cut`.
+        in_flight: the number of micro-batches that are computed at once.
+        kept: the values, before the window, of the variables that are assigned at once.
+        scale: the factor of the loss while it is differentiated.
+        weight_scale: the number by which weights are divided.
+    """
+
+    plan: Plan
+    examples: tf.Tensor
+    size: Any
+    in_flight: int
+    kept: list
+    scale: tf.Tensor
+    weight_scale: Any
 
 
-class WindowPass:
-    """Runs a model over windows.
+class WindowProgram:
+    """Runs a model over windows, micro-batch by micro-batch, as a pure function of a window.
 
     Args:
         model: the Keras model.
@@ -92,16 +125,16 @@ class WindowPass:
         self._jit = jit
         self._with_metrics = with_metrics
         self.in_flight = None if in_flight == "auto" else InFlight(int(in_flight), AS_ASKED)
-        self._additivity = Additivity()
+        self._loss_check = Additivity()
         # Handed from `choose` to the next window of these types
         self._traced: tuple[Any, Traced] | None = None
         # Names of losses, and what each is said to be
-        self._compared: tuple[list[str], list[str]] = [], []
+        self._said: tuple[list[str], list[str]] = [], []
 
     def build(self) -> None:
         """Creates the variables of the pass; with several replicas, call it in the strategy's
         scope."""
-        self._additivity.build()
+        self._loss_check.build()
         # Replicas run in threads of their own, each of which has another one
         if not tf.distribute.has_strategy():
             internals.create_global_seed()
@@ -148,7 +181,7 @@ class WindowPass:
     def warnings(self) -> list[str]:
         """What a user should know of losses that gradlab cannot add up or check, once, after the
         first window."""
-        return self._additivity.warnings(*self._compared)
+        return self._loss_check.warnings(*self._said)
 
     def __call__(
         self,
@@ -159,8 +192,9 @@ class WindowPass:
         scale: tf.Tensor | float = 1.0,
         record: Callable | None = None,
         accumulators: list | None = None,
-    ) -> Passed:
-        """Processes one window.
+    ) -> WindowSums:
+        """Computes one window. It assigns nothing but the sums of gradients in `accumulators`, so it
+        can be computed again.
 
         Args:
             batch: (x, y, sample_weight), this replica's part of the window, which may have no
@@ -185,68 +219,92 @@ class WindowPass:
             skip_nonfinite=self._loop.skip_nonfinite,
             jit=self._jit and self._training,
         )
-        first = plan.state.begin()
-        examples = examples_of(batch[0])
         kept = [one.value() for one in plan.direct]
-        count = 1 if plan.direct else in_flight.count
-        seen = self._compare(plan, first, batch, size if cut is None else tf.reduce_min(cut.sizes))
-        remember = lambda: None if seen is None else self._additivity.remember(seen)  # noqa: E731
-        if seen is not None:
-            plan.give_back(kept)
-            # A loss that is refused must not leave an update behind
-            with tf.control_dependencies([seen]):
-                batch = map_tensors(tf.identity, batch)
-        unit, is_mean = self._unit(plan, tf.cast(examples, dtype), size)
-        scale = tf.cast(scale, dtype)
-        between = Between()
+        batch, remember = self._compared(plan, batch, size, kept)
         batch = checked_batch(batch, plan.labels)
-        collected = Collected(list(plan.whole.values()))
-        if self._training and plan.whole:
-            wholes = self._first_pass(plan, collected, batch, size, count, kept)
-            plan.give_back(kept)
-            between = losses_and_slopes(wholes, scale, examples, variables)
-            collected = Collected([])
-            plan.give_back(kept)
-        forward = self._forward(plan, scale, unit, examples, between.losses, kept)
+        examples = examples_of(batch[0])
+        weight_scale, is_mean = self._weight_scale(plan, tf.cast(examples, dtype), size)
+        count = 1 if plan.direct else in_flight.count
+        window = _Window(plan, examples, size, count, kept, tf.cast(scale, dtype), weight_scale)
+        between = self._between_passes(window, batch, variables)
+        collector = Collector([] if self._training else list(plan.whole.values()))
+        beside: dict[str, Accumulator] = {
+            "variables": AssignedVariables(plan.state),
+            "statistics": BatchStatistics(plan.state.averages, dtype),
+            "losses": LossSums(len(plan.kinds), dtype),
+            "logs": Logs(plan.metrics),
+        }
+        forward = self._forward(window, beside, between.losses)
 
         def collect(microbatch, number, state):
-            result, seen = forward(microbatch, state[:-1])
-            after = (*result.state, collected.add(state[-1], number, seen))
+            result, seen = forward(microbatch, state[0])
+            after = result.state, collector.add(state[1], number, seen)
             return Microbatch(result.loss, result.weight, after, result.share, result.examples)
 
-        steps = steps_of(examples, size)
-        no_terms = [(tf.zeros([], dtype), tf.zeros([], dtype)) for _ in plan.kinds]
+        begin = {name: one.init() for name, one in beside.items()}
         sums = accumulate(
             collect,
             variables,
-            (*batch, between.slopes),
+            (*batch, between.prediction_gradients),
             size,
-            (
-                first,
-                plan.state.averages.zeros(dtype),
-                no_terms,
-                plan.metrics.no_logs(),
-                collected.begin(steps),
-            ),
+            (begin, collector.begin(steps_of(examples, size))),
             record=record,
             accumulators=accumulators,
             loop=dataclasses.replace(self._loop, in_flight=count),
         )
-        values, statistics, term_sums, logs, arrays = sums.state
-        losses = between.losses
-        if not self._training:
-            after = [one.value() for one in plan.direct]
-            plan.give_back(kept)
-            losses = [whole.value() for whole in collected.end(arrays)]
-            plan.give_back(after)
+        carry, arrays = sums.state
+        results = {name: one.finish(carry[name]) for name, one in beside.items()}
+        losses = between.losses if self._training else self._after_pass(window, collector, arrays)
+        replicas = tf.distribute.get_replica_context().num_replicas_in_sync
         for i, loss in zip(plan.whole, losses):
-            replicas = tf.distribute.get_replica_context().num_replicas_in_sync
-            term_sums[i] = tf.cast(loss, dtype) / replicas, tf.ones([], dtype)
+            results["losses"][i] = tf.cast(loss, dtype) / replicas, tf.ones([], dtype)
         weights = [plan.loss_weights[i] for i in plan.whole]
-        sums = Sums(with_own(sums.gradients, between.own_gradients, weights), *sums[1:])
-        return Passed(plan, sums, values, statistics, term_sums, logs, unit, is_mean, remember)
+        gradients = with_own(sums.gradients, between.own_gradients, weights)
+        sums = Sums(gradients, *sums[1:])
+        return WindowSums(
+            plan=plan,
+            sums=sums,
+            **results,
+            weight_scale=weight_scale,
+            is_mean=is_mean,
+            remember=remember,
+        )
 
-    def _unit(self, plan: Plan, examples: tf.Tensor, size: Any) -> tuple:
+    def _compared(self, plan: Plan, batch: tuple, size: Any, kept: list) -> tuple:
+        """The batch, after a comparison of losses with what they are said to be in the first
+        windows; and the function that keeps what it showed."""
+        smallest = tf.reduce_min(size.sizes) if isinstance(size, Cut) else size
+        seen = self._compare(plan, batch, smallest)
+        if seen is None:
+            return batch, lambda: None
+        plan.give_back(kept)
+        # A loss that is refused must not leave an update behind
+        with tf.control_dependencies([seen]):
+            batch = map_tensors(tf.identity, batch)
+        return batch, lambda: self._loss_check.remember(seen)
+
+    def _between_passes(self, window: _Window, batch: tuple, variables: list) -> BatchLossGradients:
+        """The losses over the whole batch and their gradients, of which the next pass makes those
+        of the variables; nothing if there are none, or in an evaluation."""
+        plan = window.plan
+        if not (self._training and plan.whole):
+            return BatchLossGradients()
+        inputs = self._first_pass(window, batch)
+        plan.give_back(window.kept)
+        between = batch_loss_gradients(inputs, window.scale, window.examples, variables)
+        plan.give_back(window.kept)
+        return between
+
+    def _after_pass(self, window: _Window, collector: Collector, arrays: list) -> list:
+        """The values of losses over the whole batch in an evaluation, which needs one pass only."""
+        plan = window.plan
+        after = [one.value() for one in plan.direct]
+        plan.give_back(window.kept)
+        losses = [inputs.value() for inputs in collector.end(arrays)]
+        plan.give_back(after)
+        return losses
+
+    def _weight_scale(self, plan: Plan, examples: tf.Tensor, size: Any) -> tuple:
         """The number by which weights are divided while gradients are summed, and whether that
         makes sums means.
 
@@ -262,116 +320,116 @@ class WindowPass:
             return examples, True
         return tf.cast(64 if isinstance(size, Cut) else size, self._loop.weight_dtype), False
 
-    def _first_pass(
-        self, plan: Plan, collected: Collected, batch: tuple, size: Any, in_flight: int, kept: list
-    ) -> list[Whole]:
+    def _first_pass(self, window: _Window, batch: tuple) -> list[BatchLossInputs]:
         """What losses over the whole batch see of it."""
+        plan = window.plan
+        collector = Collector(list(plan.whole.values()))
 
         @self._compiled
         def forward(microbatch, values):
-            plan.give_back(kept, counters=True)
+            plan.give_back(window.kept, counters=True)
+            examples = examples_of(microbatch[0])
             with plan.state.scope(values) as scope:
                 y_pred = internals.outputs_of(self._model, microbatch[0], self._training)
-                terms = self._objective(
-                    microbatch, y_pred, scope.losses, examples_of(microbatch[0])
-                )
-            return plan.state.values(scope), [terms[i].whole.seen for i in plan.whole]
+                terms = self._objective(microbatch, y_pred, scope.losses, examples)
+            return plan.state.values(scope), _seen(terms, plan)
 
         def collect(microbatch, number, state):
             values, seen = forward(microbatch, state[0])
-            return Microbatch(
-                tf.zeros([]), tf.ones([]), (values, collected.add(state[1], number, seen))
-            )
+            arrays = collector.add(state[1], number, seen)
+            return Microbatch(tf.zeros([]), tf.ones([]), (values, arrays))
 
-        begin = plan.state.begin(), collected.begin(steps_of(examples_of(batch[0]), size))
-        return collected.end(
-            accumulate(collect, [], batch, size, begin, loop=Loop(in_flight)).state[1]
-        )
+        begin = plan.state.begin(), collector.begin(steps_of(window.examples, window.size))
+        loop = Loop(window.in_flight)
+        return collector.end(accumulate(collect, [], batch, window.size, begin, loop=loop).state[1])
 
     def _forward(
-        self,
-        plan: Plan,
-        scale: tf.Tensor,
-        unit: Any,
-        window: tf.Tensor,
-        whole_losses: Sequence,
-        kept: list,
+        self, window: _Window, beside: dict[str, Accumulator], whole_losses: Sequence
     ) -> Callable:
-        """The forward pass of a micro-batch: a function (micro-batch, state) -> its `Microbatch`,
-        and what losses over the whole batch see of it."""
+        """The forward pass of a micro-batch: a function (micro-batch, carry of each accumulator) ->
+        its `Microbatch`, and what losses over the whole batch see of it."""
+        plan = window.plan
         dtype = self._loop.weight_dtype
 
         @self._compiled
-        def forward(microbatch, state):
-            plan.give_back(kept, counters=True)
-            (*microbatch, slopes) = microbatch
-            (values, statistics, term_sums, logs) = state
-            examples = examples_of(microbatch[0])
-            share = tf.math.divide_no_nan(tf.cast(examples, dtype), tf.cast(window, dtype))
-            with internals.undivided_losses(), plan.state.scope(values) as scope:
-                before = dict(scope.state_mapping)
-                y_pred = internals.outputs_of(self._model, microbatch[0], self._training)
-                as_means = plan.factors(examples, dtype)
-                terms = self._objective(
-                    microbatch, y_pred, scope.losses, examples, as_means, slopes
-                )
-                if self._with_metrics:
-                    with means_over_tokens(self._model, plan.is_padded):
-                        self._model.compute_metrics(*microbatch[:2], y_pred, microbatch[2])
-                    plan.metrics.weigh(
-                        scope, before, share, as_means[0] * share if plan.numbers else share
-                    )
-                if plan.metrics.logs:
-                    # Its logs, now that the increments are weighed
-                    with internals.frozen_metrics(self._model):
-                        found = self._model.compute_metrics(*microbatch[:2], y_pred, microbatch[2])
-                    logs = plan.metrics.add_logs(logs, found, share)
-            divisors = plan.window_divisors(terms, examples)
-            weight = plan.weight(terms, tf.cast(examples, dtype))
-            loss = tf.cast(total_loss(terms, divisors), dtype) * scale
-            sums = [
-                (total + tf.cast(term.total, dtype), divisor + tf.cast(term.divisor, dtype))
-                for term, (total, divisor) in zip(terms, term_sums)
-            ]
-            state = (
-                plan.state.values(scope),
-                plan.state.averages.add(statistics, scope, examples),
-                sums,
-                logs,
+        def forward(microbatch, carry):
+            plan.give_back(window.kept, counters=True)
+            *microbatch, prediction_gradients = microbatch
+            evaluation = self._evaluated(
+                window, microbatch, carry["variables"], prediction_gradients
             )
-            shown = loss
-            examples = None
-            if whole_losses:  # what is differentiated is not the loss
-                shown = (
-                    tf.cast(total_loss(terms, divisors, dict(zip(plan.whole, whole_losses))), dtype)
-                    * scale
-                )
-                examples = loss, weight / unit
-            result = Microbatch(shown, weight, state, weight / unit, examples)
-            return result, [terms[i].whole.seen for i in plan.whole]
+            terms = evaluation.terms
+            divisors = plan.window_divisors(terms, evaluation.examples)
+            weight = plan.weight(terms, tf.cast(evaluation.examples, dtype))
+            share = weight / window.weight_scale
+            loss = tf.cast(total_loss(terms, divisors), dtype) * window.scale
+            after = {name: one.update(carry[name], evaluation) for name, one in beside.items()}
+            seen = _seen(terms, plan)
+            if not whole_losses:
+                return Microbatch(loss, weight, after, share), seen
+            # What is differentiated is not the loss
+            totals = dict(zip(plan.whole, whole_losses))
+            shown = tf.cast(total_loss(terms, divisors, totals), dtype) * window.scale
+            return Microbatch(shown, weight, after, share, (loss, share)), seen
 
         return forward
+
+    def _evaluated(
+        self, window: _Window, microbatch: list, values: list, prediction_gradients: list | None
+    ) -> Evaluation:
+        """One micro-batch's forward pass, with its losses and metrics."""
+        plan = window.plan
+        dtype = self._loop.weight_dtype
+        x, y, sample_weight = microbatch
+        examples = examples_of(x)
+        share = tf.math.divide_no_nan(tf.cast(examples, dtype), tf.cast(window.examples, dtype))
+        mean_factors = plan.mean_factors(examples, dtype)
+        logs = None
+        with internals.undivided_losses(), plan.state.scope(values) as scope:
+            before = dict(scope.state_mapping)
+            y_pred = internals.outputs_of(self._model, x, self._training)
+            terms = self._objective(
+                (x, y, sample_weight),
+                y_pred,
+                scope.losses,
+                examples,
+                mean_factors,
+                prediction_gradients,
+            )
+            if self._with_metrics:
+                with means_over_tokens(self._model, plan.is_padded):
+                    self._model.compute_metrics(x, y, y_pred, sample_weight)
+                of_loss = mean_factors[0] * share if plan.numbers else share
+                plan.metrics.weigh(scope, before, share, of_loss)
+            if plan.metrics.logs:
+                # Its logs, now that the increments are weighed
+                with internals.frozen_metrics(self._model):
+                    logs = self._model.compute_metrics(x, y, y_pred, sample_weight)
+        return Evaluation(examples, share, scope, terms, logs)
 
     def _compiled(self, function: Callable) -> Callable:
         return tf.function(function, jit_compile=True, autograph=False) if self._jit else function
 
-    def _compare(self, plan: Plan, values: list, batch: tuple, size: Any) -> tf.Tensor | None:
+    def _compare(self, plan: Plan, batch: tuple, size: Any) -> tf.Tensor | None:
         """Compares losses with what they are said to be, in the first windows: what to remember, or
         None."""
         names = plan.numbers + plan.adding + plan.unknown
-        self._compared = names, plan.reductions + ["rows"] * len(plan.unknown)
+        self._said = names, plan.reductions + ["rows"] * len(plan.unknown)
         if not names:
             return None
+        values = plan.state.begin()
         noisy = bool(plan.state.draws or plan.state.normalizing)
-        training = self._training and not (noisy and self._adds_as_much(plan, values, batch))
+        training = self._training and not (noisy and self._adds_as_much(plan, batch))
 
-        scope = lambda shift: plan.state.scope(plan.state.shifted(values, shift))  # noqa: E731
+        def scope(shift):
+            return plan.state.scope(plan.state.shifted(values, shift))
+
         losses = Halves(
             self._model, self._objective, scope, training, plan.adds, self._loop.weight_dtype
         )
-        return self._additivity.check(*self._compared, losses, batch, size)
+        return self._loss_check.check(*self._said, losses, batch, size)
 
-    def _adds_as_much(self, plan: Plan, values: list, batch: tuple) -> bool:
+    def _adds_as_much(self, plan: Plan, batch: tuple) -> bool:
         """Whether the layers add as many losses without training, when dropout and the like draw
         nothing."""
         added = []
@@ -384,3 +442,9 @@ class WindowPass:
 
         evaluate.get_concrete_function(map_tensors(spec_of, batch[0]))
         return len(added) == len(plan.adding)
+
+
+def _seen(terms: list[Term], plan: Plan) -> list:
+    """What losses over the whole batch see of a micro-batch with these terms."""
+    inputs = [terms[i].whole for i in plan.whole]
+    return [one.seen for one in inputs if one is not None]

@@ -76,7 +76,7 @@ class AutoSize:
 
     Attributes:
         variable: the size, an integer scalar, which compiled functions read.
-        begun: grows by 1 when the results of a window begin to be applied. A window that fails
+        updates_started: grows by 1 when the results of a window begin to be applied. A window that fails
             earlier can be repeated.
         chosen: the size, or None before it is chosen.
         choice: the sentence that says which size, and why; empty before it is chosen.
@@ -94,11 +94,13 @@ class AutoSize:
             self.variable = tf.Variable(
                 BEFORE, trainable=False, aggregation=first, name="microbatch_size"
             )
-            self.begun = tf.Variable(0, trainable=False, aggregation=first, name="windows_begun")
+            self.updates_started = tf.Variable(
+                0, trainable=False, aggregation=first, name="updates_started"
+            )
         self.chosen: int | None = None
         self.choice = ""
         self._limit = 0
-        self._seen_begun = 0  # the same as `begun`, without asking TensorFlow
+        self._seen_started = 0  # the same as `updates_started`, without asking TensorFlow
         self._has_replicas = False
         self._objective: Any = None  # which knows after tracing whether a loss sees the whole batch
 
@@ -234,12 +236,12 @@ class AutoSize:
                 found = attempt()
             # One that comes from the keyboard too: results may have been applied
             except BaseException as error:
-                begun = self._seen_begun
-                self._seen_begun = int(self.begun.numpy())
+                started = self._seen_started
+                self._seen_started = int(self.updates_started.numpy())
                 can_repeat = (
                     isinstance(error, tf.errors.ResourceExhaustedError) and not self._has_replicas
                 )
-                if not can_repeat or self._seen_begun != begun:
+                if not can_repeat or self._seen_started != started:
                     raise
                 size = int(self.variable.numpy())
                 if size == 1:
@@ -248,7 +250,7 @@ class AutoSize:
                     ) from error
                 self._halve(size)
             else:
-                self._seen_begun += 1
+                self._seen_started += 1
                 return found
 
     def _halve(self, size: int) -> None:
