@@ -12,7 +12,7 @@ from .drawing.graph_view import draw_graph as draw_graph
 from .fit import clipping as clipping
 from .fit.losses.whole_batch import WholeBatch as WholeBatch
 from .fit.microbatched import microbatched as microbatched
-from .fit.records import Step as Step
+from .fit.records import UpdateRecord as UpdateRecord
 from .fit.trainer import Trainer as Trainer
 from .fit.value_and_gradients import value_and_gradients as value_and_gradients
 from .lab.experiments.experiment import Experiment as Experiment

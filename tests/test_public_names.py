@@ -19,7 +19,7 @@ import gradlab
 NAMES = [
     "gradlab.NoiseScale",
     "gradlab.Runtime",
-    "gradlab.Step",
+    "gradlab.UpdateRecord",
     "gradlab.clipping.clip_adaptively",
     "gradlab.cluster.launch",
     "gradlab.cluster.strategy",
@@ -185,7 +185,7 @@ import gradlab
 
 reveal_type(gradlab.Trainer)
 reveal_type(gradlab.run)
-reveal_type(gradlab.Step)
+reveal_type(gradlab.UpdateRecord)
 reveal_type(gradlab.setup())
 reveal_type(gradlab.noise.loss_noise)
 gradlab.Accumulator
@@ -226,7 +226,9 @@ def test_type_checkers_know_the_public_names(tmp_path):
         '-> gradlab.fit.trainer.Trainer"'
     )
     assert run.endswith('-> gradlab.lab.experiments.result.Result"')
-    assert "gradient_norms: numpy.ndarray" in step and step.endswith('-> gradlab.fit.records.Step"')
+    assert "gradient_norms: numpy.ndarray" in step and step.endswith(
+        '-> gradlab.fit.records.UpdateRecord"'
+    )
     assert runtime.endswith('note: Revealed type is "gradlab.runtime.Runtime"')
     assert noise.endswith('-> gradlab.measure.noise.LossNoise"')
     assert 'error: Module has no attribute "Accumulator"' in unknown

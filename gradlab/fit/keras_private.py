@@ -66,6 +66,10 @@ class RecordingScope(keras.StatelessScope):
             self.callers.append(caller)
         super().add_update((variable, _as_assigned(variable, value)))
 
+    def include(self, mapping: list[tuple]) -> None:
+        """Lets more variables begin with a value: pairs (variable, value)."""
+        self.state_mapping.update({id(v): _as_assigned(v, value) for v, value in mapping})
+
     def get_current_value(self, variable: Any) -> Any:
         """The value of a variable. Regularization losses need it for variables without a value in
         this scope too."""
@@ -391,29 +395,68 @@ def term_trackers(model: keras.Model) -> list:
 
 
 def build_from_batch(model: keras.Model, data: tuple, training: bool) -> None:
-    """Creates the variables of the model and its metrics, and to train those of its optimizer.
+    """Creates the variables of a model, and to train those of its optimizer.
 
     Data is (x, y, sample_weight), or the types of these. `_symbolic_build` of Keras does the same,
-    but not for sparse and ragged tensors.
+    but not for sparse and ragged tensors. Without a strategy, metrics wait for `build_compiled`,
+    which spares a call of the model.
     """
-    loss = model._compile_loss
-    metrics = model._compile_metrics
     layers_are_built = all(layer.built for layer in model._flatten_layers())
-    if not (layers_are_built and all(one is None or one.built for one in (loss, metrics))):
+    if not layers_are_built or (tf.distribute.has_strategy() and _not_built(model)):
 
         def build():
             x, y, sample_weight = map_tensors(lambda tensor: _placeholder(spec_of(tensor)), data)
             with RecordingScope([]):  # which allows assignments in loops
                 y_pred = outputs_of(model, x, training)
-            if metrics is not None and not metrics.built:
-                model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
-            if loss is not None and not loss.built:
-                model._compute_loss(x, y, y_pred, sample_weight, training=training)
+            _build_compiled(model, (x, y, sample_weight), y_pred, training)
 
         compute_output_spec(build)
     if training and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
     model._post_build()
+
+
+def build_compiled(model: keras.Model, batch: tuple, y_pred: Any, training: bool) -> None:
+    """Creates the variables of the compiled metrics and losses, for traced tensors like these.
+
+    In another thread: TensorFlow traces a function twice if a variable is created in its own.
+    """
+    if not _not_built(model):
+        return
+    failed: list[BaseException] = []
+    types = map_tensors(tf.type_spec_from_value, (*batch, y_pred))
+
+    def build():
+        *alike, predicted = map_tensors(_placeholder, types)
+        _build_compiled(model, tuple(alike), predicted, training)
+
+    def build_outside():
+        try:
+            compute_output_spec(build)
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=build_outside)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+
+
+def _not_built(model: keras.Model) -> list:
+    """Those of the compiled losses and metrics that have not seen a batch yet."""
+    both = model._compile_loss, model._compile_metrics
+    return [one for one in both if one is not None and not one.built]
+
+
+def _build_compiled(model: keras.Model, batch: tuple, y_pred: Any, training: bool) -> None:
+    x, y, sample_weight = batch
+    loss = model._compile_loss
+    metrics = model._compile_metrics
+    if metrics is not None and not metrics.built:
+        model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+    if loss is not None and not loss.built:
+        model._compute_loss(x, y, y_pred, sample_weight, training=training)
 
 
 def _placeholder(spec: tf.TypeSpec) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 class WindowRecord:
     """Losses and gradient norms of one window, all computed before its update.
 
-    These are the names and conventions of all records in gradlab: `gradlab.Step`, the updates of an
+    These are the names and conventions of all records in gradlab: `gradlab.UpdateRecord`, the updates of an
     experiment, and `gradlab.Result`, which stacks them over updates and seeds.
 
     Attributes:
@@ -29,7 +29,7 @@ class WindowRecord:
 
 
 @dataclass(frozen=True)
-class Step(WindowRecord):
+class UpdateRecord(WindowRecord):
     """The record of one update that `gradlab.Trainer` made, or left out.
 
     Losses, weights and gradient norms are those of this process's micro-batches; everything else is

@@ -32,7 +32,7 @@ from gradlab.fit.program.input_checks import (
 )
 from gradlab.fit.program.precut import is_given, specs_of_microbatch, uncut, weighted
 from gradlab.fit.program.update import Outcome, WindowUpdate
-from gradlab.fit.records import Step
+from gradlab.fit.records import UpdateRecord
 from gradlab.fit.replicas import is_chief, over_workers, replicas_here, rows_of_replica
 from gradlab.fit.run.checkpoint import Checkpoints, Position
 from gradlab.fit.run.dataset_windows import DatasetWindows
@@ -208,7 +208,7 @@ class Trainer:
         """For "auto", which size was chosen, and why, in a sentence; empty before that."""
         return "" if self._auto is None else self._auto.choice
 
-    def step(self, x: Any, y: Any, sample_weight: Any = None) -> Step:
+    def step(self, x: Any, y: Any, sample_weight: Any = None) -> UpdateRecord:
         """Makes one update from one window.
 
         Args:
@@ -217,7 +217,7 @@ class Trainer:
                 numbers. The replicas of a worker share them.
 
         Returns:
-            The `Step`: losses and gradient norms before the update.
+            The `UpdateRecord`: losses and gradient norms before the update.
 
         Raises:
             ValueError: arrays of different lengths, a window without examples, or a label out of
@@ -233,9 +233,9 @@ class Trainer:
         checkpoint_dir: str | os.PathLike | None = None,
         checkpoint_every: int = 100,
         allow_changes: bool = False,
-        on_update: Callable[[Step], None] | None = None,
+        on_update: Callable[[UpdateRecord], None] | None = None,
         verbose: bool = True,
-    ) -> list[Step]:
+    ) -> list[UpdateRecord]:
         """Trains on windows from a dataset, and continues where an earlier run was stopped or
         killed.
 
@@ -269,11 +269,11 @@ class Trainer:
             allow_changes: continue from a checkpoint of a run with other settings. Those of this
                 run are used, its learning rate included. The classes of the model and the optimizer
                 must be the same.
-            on_update: a function that is called with each `Step`.
+            on_update: a function that is called with each `UpdateRecord`.
             verbose: whether to show a progress bar.
 
         Returns:
-            The steps of this call: a list of `Step`.
+            The steps of this call: a list of `UpdateRecord`s.
 
         Raises:
             ValueError: an argument out of range, a dataset without examples, checkpoints of a
@@ -341,9 +341,9 @@ class Trainer:
         updates: int,
         position: Position,
         after_window: Callable[[Position], int],
-        on_update: Callable[[Step], None] | None,
+        on_update: Callable[[UpdateRecord], None] | None,
         verbose: bool,
-    ) -> list[Step]:
+    ) -> list[UpdateRecord]:
         """Trains from a position on.
 
         Args:
@@ -390,7 +390,7 @@ class Trainer:
         _checks.positive_integer("accumulation(update)", microbatches)
         return microbatches * self._size * self.strategy.num_replicas_in_sync
 
-    def _step(self, window: tuple, replicas: int) -> Step:
+    def _step(self, window: tuple, replicas: int) -> UpdateRecord:
         """Makes one update. The window is divided among a number of replicas: those of this worker,
         or all of them."""
         window = map_tensors(as_tensor, window)
@@ -406,7 +406,7 @@ class Trainer:
             np.concatenate([tensor.numpy() for tensor in local(each)])
             for each in (outcome.losses, outcome.weights, outcome.gradient_norms)
         )
-        return Step(
+        return UpdateRecord(
             losses=losses,
             weights=weights,
             gradient_norms=gradient_norms,

@@ -79,18 +79,21 @@ def trace_forward(
     batch_norm.check(model, tf.distribute.get_strategy().num_replicas_in_sync)
     found: dict[str, Any] = {}
     internals.forget_added_losses(model)
-    variables = {
-        id(v): v for v in [*model.variables, *(model.metrics_variables if with_metrics else [])]
-    }
 
     @tf.function(autograph=False)
     def divisors(x, y, sample_weight):
         batch = x, y, sample_weight
-        before = {key: tf.identity(v.value) for key, v in variables.items()}
-        with internals.RecordingScope([(v, before[key]) for key, v in variables.items()]) as scope:
-            before = dict(scope.state_mapping)
+        scope = internals.RecordingScope([(v, tf.identity(v.value)) for v in model.variables])
+        before = dict(scope.state_mapping)
+        with scope:
             y_pred = internals.outputs_of(model, x, training)
-            in_call = set(scope.assigned)
+        in_call = set(scope.assigned)
+        if with_metrics:
+            internals.build_compiled(model, batch, y_pred, training)
+            new = [v for v in model.metrics_variables if id(v) not in before]
+            scope.include([(v, tf.identity(v.value)) for v in new])
+            before |= {id(v): scope.state_mapping[id(v)] for v in new}
+        with scope:
             terms = objective(batch, y_pred, scope.losses, examples_of(x))
             in_loss = set(scope.assigned) - in_call
             logs = model.compute_metrics(x, y, y_pred, sample_weight) if with_metrics else {}

@@ -126,7 +126,6 @@ class WindowProgram:
         self._with_metrics = with_metrics
         self.in_flight = None if in_flight == "auto" else InFlight(int(in_flight), AS_ASKED)
         self._loss_check = Additivity()
-        # Handed from `choose` to the next window of these types
         self._traced: tuple[Any, Traced] | None = None
         # Names of losses, and what each is said to be
         self._said: tuple[list[str], list[str]] = [], []
@@ -147,36 +146,33 @@ class WindowProgram:
             accumulators: the bytes of the summed gradients.
         """
 
-        def trace():
-            specs = map_tensors(spec_of, batch)
-            self._traced = specs, self._trace(specs)
-            return self._traced[1].graph
-
         if self.in_flight is None:
-            self.in_flight = choose(trace, self.microbatch_size, accumulators)
+            specs = map_tensors(spec_of, batch)
+            self.in_flight = choose(
+                lambda: self._trace(specs).graph, self.microbatch_size, accumulators
+            )
         return self.in_flight
 
     def label_rules(self, specs: tuple) -> list[tuple]:
         """The rules for targets like these, as `gradlab.fit.program.input_checks.label_rules` gives
         them."""
-        specs = map_tensors(spec_of, specs)
-        traced = self._trace(specs)
-        self._traced = specs, traced  # the update needs it next
+        traced = self._trace(map_tensors(spec_of, specs))
         return label_rules(traced.y, traced.terms)
 
     def _trace(self, specs: tuple) -> Traced:
-        """What one forward pass shows."""
-        kept = self._traced
-        self._traced = None
-        if kept is not None and equal_nests(specs, kept[0]):
-            return kept[1]
-        return trace_forward(
+        """What one forward pass shows. What was traced outside of a step serves all steps."""
+        if self._traced is not None and equal_nests(specs, self._traced[0]):
+            return self._traced[1]
+        found = trace_forward(
             self._model,
             self._objective,
             specs,
             training=self._training,
             with_metrics=self._with_metrics,
         )
+        if tf.executing_eagerly() and not tf.distribute.has_strategy():
+            self._traced = specs, found
+        return found
 
     def warnings(self) -> list[str]:
         """What a user should know of losses that gradlab cannot add up or check, once, after the

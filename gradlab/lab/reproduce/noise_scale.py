@@ -22,7 +22,7 @@ import keras
 import numpy as np
 from matplotlib.figure import Figure
 
-from gradlab.fit.records import Step
+from gradlab.fit.records import UpdateRecord
 from gradlab.fit.trainer import Trainer
 from gradlab.lab.experiments import datasets
 from gradlab.lab.figures import picture
@@ -126,7 +126,7 @@ def _parts(seed: int, updates: int) -> list[dict[str, Any]]:
     return [part | {"final_test_accuracy": accuracy} for part in parts]
 
 
-def _row(seed: int, steps: list[Step]) -> dict[str, Any]:
+def _row(seed: int, steps: list[UpdateRecord]) -> dict[str, Any]:
     norms = np.array([step.gradient_norms for step in steps])
     scale = gradient_noise_scale(
         norms,
