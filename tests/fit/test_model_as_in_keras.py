@@ -849,3 +849,21 @@ def test_the_comparison_sees_a_difference():
     plain = train(sequential, compiled_fit(evaluates=True))
     other = train(sequential, compiled_fit(fit=FIT | {"batch_size": 9}, evaluates=True))
     assert len(differences(plain, other, 1e-5)) > 3
+
+
+class Measures(keras.layers.Layer):
+    """Updates a metric of its own in its call."""
+
+    def __init__(self):
+        super().__init__()
+        self.size = keras.metrics.Mean("size")
+
+    def call(self, x):
+        self.size.update_state(ops.abs(x))
+        return x
+
+
+def test_a_metric_inside_a_layer_beside_one_that_is_created_for_the_first_predictions():
+    run = compiled_fit(keras.optimizers.SGD(0.01), "mse", metrics=[keras.metrics.R2Score()])
+    plain, _ = assert_equal(lambda: sequential(Measures()), run, 3)
+    assert "history size" in plain

@@ -83,12 +83,13 @@ def trace_forward(
     @tf.function(autograph=False)
     def divisors(x, y, sample_weight):
         batch = x, y, sample_weight
-        scope = internals.RecordingScope([(v, tf.identity(v.value)) for v in model.variables])
+        known = [*model.variables, *(model.metrics_variables if with_metrics else [])]
+        scope = internals.RecordingScope([(v, tf.identity(v.value)) for v in known])
         before = dict(scope.state_mapping)
         with scope:
             y_pred = internals.outputs_of(model, x, training)
         in_call = set(scope.assigned)
-        if with_metrics:
+        if with_metrics:  # some of which are only created for the first predictions
             internals.build_compiled(model, batch, y_pred, training)
             new = [v for v in model.metrics_variables if id(v) not in before]
             scope.include([(v, tf.identity(v.value)) for v in new])
@@ -108,8 +109,8 @@ def trace_forward(
             others = [tensor for key, tensor in before.items() if key not in metric_ids]
             of_metrics = [before[key] for key in metric_ids if key in before]
             metrics = Dependence(of_metrics)
-            known = [*tf.nest.flatten(y_pred, expand_composites=True), *of_metrics]
-            reads = Dependence(others, until=known, types=("ReadVariableOp",))
+            until = [*tf.nest.flatten(y_pred, expand_composites=True), *of_metrics]
+            reads = Dependence(others, until=until, types=("ReadVariableOp",))
             plan = plan_metrics(
                 model, scope, before, in_loss, logs, from_data, metrics, reads if training else None
             )
