@@ -694,7 +694,7 @@ BUGS = (
         "metrics_that_read",
     ),
     Bug(
-        "additivity_seen_in_one_window_only",
+        "loss_checked_in_one_window_only",
         "gradlab/fit/losses/loss_check.py",
         "WINDOWS = 3",
         "WINDOWS = 1",

@@ -7,8 +7,7 @@ import tensorflow as tf
 
 import gradlab
 from gradlab import runtime
-from gradlab.fit.program import in_flight
-from gradlab.fit.program import window_program as window_pass
+from gradlab.fit.program import in_flight, window_program
 from gradlab.fit.program.in_flight import MEBIBYTE, SMALL, activation_bytes, choose
 
 X, Y = np.random.default_rng(0).normal(size=(24, 6)).astype("float32"), np.arange(24) % 3
@@ -182,13 +181,13 @@ def test_the_choice_changes_no_bit(build, four_cores):
 def loops(monkeypatch):
     """Records how each loop over micro-batches runs: (micro-batches at once, whether it adds in
     place)."""
-    found, accumulate = [], window_pass.accumulate
+    found, accumulate = [], window_program.accumulate
 
     def recorded(*args, accumulators=None, loop, **kwargs):
         found.append((loop.in_flight, bool(accumulators)))
         return accumulate(*args, accumulators=accumulators, loop=loop, **kwargs)
 
-    monkeypatch.setattr(window_pass, "accumulate", recorded)
+    monkeypatch.setattr(window_program, "accumulate", recorded)
     return found
 
 

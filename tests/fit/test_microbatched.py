@@ -19,8 +19,7 @@ import gradlab
 from gradlab import window
 from gradlab._batches import examples_of, map_tensors
 from gradlab.fit.losses import term
-from gradlab.fit.program import plan, update
-from gradlab.fit.program import window_program as window_pass
+from gradlab.fit.program import plan, update, window_program
 
 
 def fit(
@@ -442,7 +441,7 @@ def scheduled_one_by_one(right):
 
 
 PLANTED = {
-    sum_for_mean: (window_pass, "accumulate"),
+    sum_for_mean: (window_program, "accumulate"),
     counted_alike: (plan.Plan, "weight"),
     tail_dropped: (window, "microbatches"),
     not_set_to_zero: (window, "_zeros"),

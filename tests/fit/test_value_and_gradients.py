@@ -11,7 +11,7 @@ import tensorflow as tf
 from large_batch import OPTIMIZERS
 
 import gradlab
-from gradlab.fit import value_and_gradients as own_steps
+from gradlab.fit import value_and_gradients
 
 layers = keras.layers
 Named = namedtuple("Named", ["total", "error"])
@@ -512,13 +512,13 @@ def test_noisy_means_pass_and_the_check_runs_once():
 
 def test_the_check_sees_a_planted_bug(monkeypatch, float64):
     """Shares that ignore the ragged tail: the comparison with the tape fails."""
-    forward = own_steps._Window.forward
+    forward = value_and_gradients._Window.forward
 
     def wrong(self, microbatch, number, carried):
         result = forward(self, microbatch, number, carried)
         return result._replace(share=tf.constant(1 / 3, tf.float64))
 
-    monkeypatch.setattr(own_steps._Window, "forward", wrong)
+    monkeypatch.setattr(value_and_gradients._Window, "forward", wrong)
     model, x = network(), rows(7, 4)
     loss = lambda x: tf.reduce_mean(model(x) ** 2)  # noqa: E731
     _, gradients = tf.function(

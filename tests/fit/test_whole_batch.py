@@ -18,7 +18,7 @@ from large_batch import OPTIMIZERS
 
 import gradlab
 from gradlab.fit.losses import whole_batch
-from gradlab.fit.program import window_program as window_pass
+from gradlab.fit.program import window_program
 from gradlab.fit.variables.carried_variables import CarriedState
 
 layers = keras.layers
@@ -566,7 +566,7 @@ def test_prediction_gradients_of_other_rows_are_noticed(monkeypatch, float64):
             ]
         )
 
-    monkeypatch.setattr(window_pass, "batch_loss_gradients", turned)
+    monkeypatch.setattr(window_program, "batch_loss_gradients", turned)
     with pytest.raises(AssertionError, match="Mismatched"):
         holds_for_every_size("info_nce", sizes=[3])
 

@@ -50,7 +50,7 @@ OTHERS_RULE = (
 )
 
 
-class Additivity:
+class LossCheck:
     """Compares losses with what they are said to be, in the first windows that tell."""
 
     def __init__(self):
@@ -98,7 +98,7 @@ class Additivity:
         few = tf.minimum(examples_of(batch), tf.maximum(2, microbatch_size))
         remembered = self._kinds.read_value()
         known = remembered[:number]
-        told = remembered[MOST_LOSSES]
+        windows_seen = remembered[MOST_LOSSES]
 
         def compare():
             part = spread_rows((*batch[:2], unequal_weights(batch[2])), few)
@@ -121,10 +121,10 @@ class Additivity:
                     is_right, [rule.format(name=name, reduction=reduction), numbers]
                 )
             kinds = tf.where(known == RANDOM, known, kinds)
-            now = told + tf.cast(tf.reduce_all(kinds != UNKNOWN), told.dtype)
+            now = windows_seen + tf.cast(tf.reduce_all(kinds != UNKNOWN), windows_seen.dtype)
             return tf.concat([kinds, tf.fill([MOST_LOSSES - number], UNKNOWN), [now]], 0)
 
-        return tf.cond((told < WINDOWS) & (few > 1), compare, lambda: remembered)
+        return tf.cond((windows_seen < WINDOWS) & (few > 1), compare, lambda: remembered)
 
     def remember(self, found: tf.Tensor) -> None:
         """Keeps what `check` found, once the window counts: one that is only tried, or fails, does
@@ -136,10 +136,10 @@ class Additivity:
         settled."""
         if self._kinds is None or self._is_settled:
             return []
-        *kinds, told = (
+        *kinds, windows_seen = (
             tf.distribute.get_strategy().experimental_local_results(self._kinds)[0].numpy().tolist()
         )
-        self._is_settled = told >= WINDOWS
+        self._is_settled = windows_seen >= WINDOWS
         drawing = [
             name
             for name, kind, one in zip(names, kinds, reductions)
@@ -198,7 +198,7 @@ def _kinds(seen: tuple, examples: tf.Tensor) -> tf.Tensor:
 
 
 class Halves:
-    """The losses of a batch, of the same batch once more, and of its halves, as `Additivity.check`
+    """The losses of a batch, of the same batch once more, and of its halves, as `LossCheck.check`
     asks for them.
 
     If layers add losses, each part has a forward pass of its own; it is traced once for all of

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from gradlab._batches import Cut, equal_nests, examples_of, map_tensors, spec_of, steps_of
 from gradlab.fit import keras_private as internals
-from gradlab.fit.losses.loss_check import Additivity, Halves
+from gradlab.fit.losses.loss_check import LossCheck, Halves
 from gradlab.fit.losses.loss_terms import Objective, total_loss
 from gradlab.fit.losses.term import Term
 from gradlab.fit.losses.whole_batch import (
@@ -125,7 +125,7 @@ class WindowProgram:
         self._jit = jit
         self._with_metrics = with_metrics
         self.in_flight = None if in_flight == "auto" else InFlight(int(in_flight), AS_ASKED)
-        self._loss_check = Additivity()
+        self._loss_check = LossCheck()
         self._traced: tuple[Any, Traced] | None = None
         # Names of losses, and what each is said to be
         self._said: tuple[list[str], list[str]] = [], []
