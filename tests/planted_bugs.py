@@ -304,7 +304,7 @@ BUGS = (
         "gradlab/window.py",
         "parallel_iterations=loop.in_flight,",
         "parallel_iterations=1,",
-        ("tests/fit/test_microbatched.py", "tests/fit/test_in_flight.py"),
+        ("tests/fit/test_microbatched.py", "tests/fit/program/test_in_flight.py"),
         "under_way or in_flight",
     ),
     # ---- arithmetic on gradients, static graphs ----
@@ -459,8 +459,8 @@ BUGS = (
         "                weights = weights * tf.ones_like(mask)\n",
         (
             "tests/fit/test_microbatched.py",
-            "tests/fit/test_every_loss.py",
-            "tests/fit/test_precut.py",
+            "tests/fit/losses/test_every_loss.py",
+            "tests/fit/program/test_precut.py",
         ),
     ),
     Bug(
@@ -526,14 +526,14 @@ BUGS = (
         "gradlab/fit/metrics/padded_metrics.py",
         "variable.assign(old + variable.value * tf.cast(length, old.dtype))",
         "variable.assign(old + variable.value)",
-        ("tests/fit/test_precut.py",),
+        ("tests/fit/program/test_precut.py",),
     ),
     Bug(
         "evaluation_without_regularization",
         "gradlab/fit/evaluation.py",
         "        if self._objective.is_regularized:",
         "        if False:",
-        ("tests/fit/test_microbatched.py", "tests/fit/test_whole_batch.py"),
+        ("tests/fit/test_microbatched.py", "tests/fit/losses/test_whole_batch.py"),
         "evaluat or history",
     ),
     # ---- losses over the whole batch, texts, losses of one's own ----
@@ -542,7 +542,7 @@ BUGS = (
         "gradlab/fit/losses/whole_batch.py",
         "return slice(end - examples, end)",
         "return slice(0, examples)",
-        ("tests/fit/test_whole_batch.py",),
+        ("tests/fit/losses/test_whole_batch.py",),
         "two_devices",
     ),
     Bug(
@@ -550,7 +550,7 @@ BUGS = (
         "gradlab/fit/losses/whole_batch.py",
         "return tf.cast(slopes, dtype) / tf.cast(scale, dtype)",
         "return tf.cast(slopes, dtype)",
-        ("tests/fit/test_whole_batch.py",),
+        ("tests/fit/losses/test_whole_batch.py",),
         "half_precision or scale",
     ),
     Bug(
@@ -558,7 +558,7 @@ BUGS = (
         "gradlab/fit/program/window_program.py",
         'results["losses"][i] = tf.cast(loss, dtype) / replicas, tf.ones([], dtype)',
         'results["losses"][i] = tf.cast(loss, dtype), tf.ones([], dtype)',
-        ("tests/fit/test_whole_batch.py",),
+        ("tests/fit/losses/test_whole_batch.py",),
         "two_devices or trainer",
     ),
     Bug(
@@ -566,7 +566,7 @@ BUGS = (
         "gradlab/_batches.py",
         "found.append(part if widths is None else part[:, : widths[step]])",
         "found.append(part)",
-        ("tests/fit/test_precut.py",),
+        ("tests/fit/program/test_precut.py",),
         "token",
     ),
     Bug(
@@ -574,7 +574,7 @@ BUGS = (
         "gradlab/fit/program/precut.py",
         "        weights *= tf.cast(sample_weight, weights.dtype)",
         "        weights *= tf.ones_like(weights)",
-        ("tests/fit/test_precut.py", "tests/fit/test_trainer.py"),
+        ("tests/fit/program/test_precut.py", "tests/fit/test_trainer.py"),
         "weigh or token",
     ),
     Bug(
@@ -590,14 +590,14 @@ BUGS = (
         "gradlab/fit/losses/term.py",
         "shape.rank > 0 and shape[0] == size",
         "shape.rank > 0",
-        ("tests/fit/test_unknown_losses.py",),
+        ("tests/fit/losses/test_unknown_losses.py",),
     ),
     Bug(
         "an_axis_over_the_batch_is_not_seen",
         "gradlab/fit/losses/term.py",
         "return not self._reduces_batch(y_pred)",
         "return True",
-        ("tests/fit/test_unknown_losses.py",),
+        ("tests/fit/losses/test_unknown_losses.py",),
     ),
     Bug(
         "a_subclass_is_taken_for_a_loss_of_keras",
@@ -610,7 +610,7 @@ BUGS = (
             "    )"
         ),
         "    return own and isinstance(loss, LossFunctionWrapper) and not relates_examples(loss)",
-        ("tests/fit/test_unknown_losses.py",),
+        ("tests/fit/losses/test_unknown_losses.py",),
         "subclass",
     ),
     Bug(
@@ -618,14 +618,14 @@ BUGS = (
         "gradlab/fit/program/tracing.py",
         '"mean" if internals.adds_means(one) else objective.said_of(one.name)',
         '"mean"',
-        ("tests/fit/test_unknown_losses.py",),
+        ("tests/fit/losses/test_unknown_losses.py",),
     ),
     Bug(
         "counters_count_micro_batches",
         "gradlab/fit/program/plan.py",
         "if not (counters and (one.of_data or one.draws)):",
         "if not counters:",
-        ("tests/fit/test_assigned_at_once.py",),
+        ("tests/fit/variables/test_assigned_at_once.py",),
     ),
     Bug(
         "looks_at_the_model_leave_a_trace",
@@ -635,14 +635,14 @@ BUGS = (
             "        # A loss that is refused must not leave an update behind"
         ),
         "        # A loss that is refused must not leave an update behind",
-        ("tests/fit/test_assigned_at_once.py",),
+        ("tests/fit/variables/test_assigned_at_once.py",),
     ),
     Bug(
         "a_loss_over_the_whole_batch_sees_what_the_first_pass_assigned",
         "gradlab/fit/program/window_program.py",
         "        plan.give_back(window.kept)\n        between",
         "        between",
-        ("tests/fit/test_assigned_at_once.py",),
+        ("tests/fit/variables/test_assigned_at_once.py",),
     ),
     Bug(
         "a_model_is_always_told_that_it_trains",
@@ -698,7 +698,7 @@ BUGS = (
         "gradlab/fit/losses/loss_check.py",
         "WINDOWS = 3",
         "WINDOWS = 1",
-        ("tests/fit/test_loss_check.py",),
+        ("tests/fit/losses/test_loss_check.py",),
     ),
     Bug(
         "reduction_never_checked",
@@ -780,7 +780,7 @@ BUGS = (
         "gradlab/fit/program/compiled_step.py",
         "if self._concrete is None or iterator.element_spec != self._specs:",
         "if self._concrete is None:",
-        ("tests/fit/test_compiled_step.py",),
+        ("tests/fit/program/test_compiled_step.py",),
     ),
     # ---- automatic sizes, memory ----
     Bug(
@@ -788,42 +788,42 @@ BUGS = (
         "gradlab/fit/sizes/auto_size.py",
         "if not can_repeat or self._seen_started != started:",
         "if not can_repeat:",
-        ("tests/fit/test_auto_size.py",),
+        ("tests/fit/sizes/test_auto_size.py",),
     ),
     Bug(
         "size_of_a_trial_stays_after_a_failure",
         "gradlab/fit/sizes/auto_size.py",
         "        except BaseException as error:\n            self.variable.assign(before)\n",
         "        except BaseException as error:\n            pass\n",
-        ("tests/fit/test_auto_size.py",),
+        ("tests/fit/sizes/test_auto_size.py",),
     ),
     Bug(
         "another_batch_for_another_attempt",
         "gradlab/fit/sizes/auto_steps.py",
         "return self._size.run(lambda: self._step_for(data, batch)(batch))",
         "return self._size.run(lambda: self._step_for(data, batch)(_next(data)))",
-        ("tests/fit/test_auto_size.py",),
+        ("tests/fit/sizes/test_auto_size.py",),
     ),
     Bug(
         "sizes_chosen_without_a_margin",
         "gradlab/fit/sizes/memory_room.py",
         "if times * total <= self._memory]",
         "if total <= self._memory]",
-        ("tests/fit/test_auto_size.py",),
+        ("tests/fit/sizes/test_auto_size.py",),
     ),
     Bug(
         "plan_of_one_in_flight",
         "gradlab/fit/sizes/memory_plan.py",
         "return int(self.in_flight * self.copies * (peak - gradients))",
         "return int(self.copies * (peak - gradients))",
-        ("tests/measure/test_memory_plan.py",),
+        ("tests/fit/sizes/test_memory_plan.py",),
     ),
     Bug(
         "tensors_die_before_their_last_use",
         "gradlab/fit/sizes/liveness.py",
         "lives[name] = i, max(i, last.get(name, i))",
         "lives[name] = i, i",
-        ("tests/measure/test_memory_plan.py",),
+        ("tests/fit/sizes/test_memory_plan.py",),
     ),
     # ---- measurements, the audit ----
     Bug(

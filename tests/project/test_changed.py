@@ -29,6 +29,8 @@ def test_a_file_has_its_tests(file, targets):
 def test_a_module_without_a_test_module_has_those_of_its_folder():
     found = changed.targets_of("gradlab/drawing/a_module_without_one.py", TEST_FILES)
     assert found == [file for file in TEST_FILES if file.startswith("tests/drawing/")] != []
+    found = changed.targets_of("gradlab/drawing/a_room_without_tests/a_module.py", TEST_FILES)
+    assert found == [file for file in TEST_FILES if file.startswith("tests/drawing/")]
 
 
 def test_support_has_the_tests_that_use_it():

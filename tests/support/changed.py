@@ -5,9 +5,9 @@ named.
     python tests/support/changed.py [COMMIT]
 
 tests/ is laid out like gradlab/, so the tests of gradlab/a/b.py are tests/a/test_b.py, or all of
-tests/a/ if there is no such file. A changed test module runs itself, a module of tests/support/
-runs the test modules that use it, and a changed notebook is compared with its outputs. Everything
-else is left to `make test`.
+tests/a/ if there is no such file, or those of the folder around it. A changed test module runs
+itself, a module of tests/support/ runs the test modules that use it, and a changed notebook is
+compared with its outputs. Everything else is left to `make test`.
 """
 
 import re
@@ -52,9 +52,12 @@ def targets_of(file: str, test_files: list[str]) -> list[str]:
         return [f"{layout}/test_{stem}.py"]
     # The helper's own folder is the root of all tests: there, a module without a test module has
     # none of its own.
-    return (
-        [] if layout == "tests" else [each for each in test_files if each.startswith(f"{layout}/")]
-    )
+    while layout != "tests":
+        found = [each for each in test_files if each.startswith(f"{layout}/")]
+        if found:
+            return found
+        layout = layout.rpartition("/")[0]
+    return []
 
 
 def main(commit: str = "HEAD") -> int:

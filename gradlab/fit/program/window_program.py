@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from gradlab._batches import Cut, equal_nests, examples_of, map_tensors, spec_of, steps_of
 from gradlab.fit import keras_private as internals
-from gradlab.fit.losses.loss_check import LossCheck, Halves
+from gradlab.fit.losses.loss_check import Halves, LossCheck
 from gradlab.fit.losses.loss_terms import Objective, total_loss
 from gradlab.fit.losses.term import Term
 from gradlab.fit.losses.whole_batch import (
