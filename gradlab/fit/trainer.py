@@ -273,7 +273,7 @@ class Trainer:
             verbose: whether to show a progress bar.
 
         Returns:
-            The steps of this call: a list of `UpdateRecord`s.
+            The steps of this call: a list of `UpdateRecord`.
 
         Raises:
             ValueError: an argument out of range, a dataset without examples, checkpoints of a
