@@ -12,6 +12,7 @@ import pytest
 from lab_page import (
     LABS,
     PAGE,
+    RUN_ALL,
     SCREENSHOTS,
     SIZE,
     TOY,
@@ -53,7 +54,7 @@ def browser():
 
 @pytest.fixture(scope="session")
 def notebooks(tmp_path_factory):
-    """A copy of the notebooks, which JupyterLab may save over, and three notebooks with labs."""
+    """A copy of the notebooks, which JupyterLab may save over, and four notebooks with labs."""
     folder = tmp_path_factory.mktemp("course") / "notebooks"
     shutil.copytree(
         ROOT / "notebooks", folder, ignore=shutil.ignore_patterns(".ipynb_checkpoints", "gradlab-*")
@@ -61,6 +62,7 @@ def notebooks(tmp_path_factory):
     write_notebook(folder / "page.ipynb", *PAGE)
     write_notebook(folder / "labs.ipynb", *LABS)
     write_notebook(folder / "toy.ipynb", *TOY)
+    write_notebook(folder / "run_all.ipynb", *RUN_ALL)
     return folder
 
 

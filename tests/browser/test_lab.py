@@ -19,7 +19,9 @@ from lab_page import (
     Lab,
     choose_menu,
     close,
+    end_kernel,
     frames,
+    open_notebook,
     press,
     run_notebook,
     show_file_browser,
@@ -452,6 +454,25 @@ def test_the_colors_follow_the_theme(page, small, theme):
         assert not violations(page, ".small"), name
         page.screenshot(path=SCREENSHOTS / f"lab_{name.lower().replace(' ', '_')}.png")
     small.root.locator(".gradlab-view-toy").screenshot(path=SCREENSHOTS / "one_update_dark.png")
+
+
+def test_run_all_the_lab_trains_and_answers_while_other_cells_run(
+    browser, whole_notebooks, notebooks
+):
+    """The last cell waits until the lab, which has been scrolled out of sight, has trained."""
+    page = open_notebook(browser, whole_notebooks, "run_all.ipynb")
+    choose_menu(page, "Run", "Run All Cells")
+    lab = Lab(page, ".first")
+    lab.root.wait_for(state="attached")
+    until(lambda: lab.root.get_attribute("data-state") != "idle")
+    lab.wait_for("finished")
+    lab.press("accumulation_steps", "ArrowRight")
+    until(lambda: "now: k = 6" in lab.words("losses"), lab.status)
+    assert page.locator(".jp-CodeCell .jp-InputPrompt").last.inner_text() == "[*]:"
+    (notebooks / "seen").touch()
+    page.locator(".jp-OutputArea-output", has_text="the kernel is free").first.wait_for()
+    close(page)
+    end_kernel(whole_notebooks, "run_all.ipynb")
 
 
 def test_labs_in_one_notebook_a_run_that_diverges_a_free_kernel_and_a_restart(

@@ -48,13 +48,20 @@ SETTINGS = {
 }
 
 # The lab of notebook 00, and one whose runs take a fraction of a second. What is between them keeps
-# the former out of sight, where it trains nothing by itself.
+# the former out of sight.
 PAGE = (
     "import gradlab\ngradlab.setup(towers=2, seed=0)",
     "small = gradlab.AccumulationLab(updates=60, seeds=2)\nsmall.view.add_class('small')\nsmall",
     "print('\\n' * 99)",
     "whole = gradlab.AccumulationLab()\nwhole.view.add_class('whole')\nwhole",
     "print('the kernel', 'is free')",
+)
+# A notebook whose last cell runs until the test has seen the lab train.
+RUN_ALL = (
+    "import gradlab, pathlib, time\ngradlab.setup(seed=0)",
+    "lab = gradlab.AccumulationLab(updates=60, seeds=2)\nlab.view.add_class('first')\nlab",
+    "print('\\n' * 99)",
+    "while not pathlib.Path('seen').exists():\n    time.sleep(0.05)\nprint('the kernel', 'is free')",
 )
 # A notebook with three small labs: two alike, and one that diverges.
 LABS = (

@@ -17,6 +17,7 @@ import {
 
 const USED = ["click", "keyup", "pointerup"];
 const PATIENCE = 10000; // milliseconds without an answer, after which the page says so
+const NUDGE = 2000; // milliseconds after which an unanswered message is sent again
 
 export const el = (tag, properties = {}, ...children) => {
   const made = Object.assign(document.createElement(tag), properties);
@@ -226,7 +227,8 @@ function showCharts({ model, el: root }) {
   let asked = null; // the timer that runs while an answer is expected
   let again = null; // the timer of the next question
   let late = false; // whether there was news after the last question
-  let seen = false;
+  let heard = false; // whether Python knows that the page shows the lab
+  let nudges = null; // the timer that sends unanswered messages again
   let visible = false;
   let restarted = false; // whether the kernel was, which knows nothing of this lab then
 
@@ -256,9 +258,25 @@ function showCharts({ model, el: root }) {
       return;
     }
     late = false;
-    const have = Object.fromEntries([...store].map(([number, run]) => [number, run.counts]));
     asked = setTimeout(complain, PATIENCE);
+    question();
+  }
+
+  function question() {
+    const have = Object.fromEntries([...store].map(([number, run]) => [number, run.counts]));
     model.send({ ask: page, have, revision: known.revision });
+  }
+
+  /** The first messages may reach the kernel before it has a shell for the page, and then wait for the cells. */
+  function nudge() {
+    if (restarted) return;
+    if (!heard) model.send({ seen: true }); // Python trains the first run now
+    if (asked) question();
+  }
+
+  function news() {
+    heard = true;
+    ask();
   }
 
   function say(sentence) {
@@ -328,13 +346,11 @@ function showCharts({ model, el: root }) {
 
   function look(entries) {
     visible = entries.at(-1).isIntersecting;
-    if (visible && !seen) model.send({ seen: true }); // Python trains the first run now
-    seen = seen || visible;
     if (visible) ask();
   }
 
   model.on("msg:custom", take);
-  model.on("change:news", ask);
+  model.on("change:news", news);
   model.on("comm_live_update", disconnect); // a widget's connection is made before this, and then only ends
   document.addEventListener("visibilitychange", ask);
   addEventListener("pagehide", leave);
@@ -350,15 +366,18 @@ function showCharts({ model, el: root }) {
       return;
     }
     watched.observe(lab);
+    nudge();
+    nudges = setInterval(nudge, NUDGE);
     USED.forEach((event) => lab.addEventListener(event, ask)); // a kernel that is gone is noticed when it is needed
   });
   redraw();
   return () => {
     visible = false; // no frame that is under way asks again
     [asked, again].forEach(clearTimeout);
+    clearInterval(nudges);
     cancelAnimationFrame(waiting);
     model.off("msg:custom", take);
-    model.off("change:news", ask);
+    model.off("change:news", news);
     model.off("comm_live_update", disconnect);
     document.removeEventListener("visibilitychange", ask);
     removeEventListener("pagehide", leave);

@@ -15,7 +15,7 @@ from gradlab.lab.widget.charts import Charts
 from gradlab.lab.widget.controls import Controls, summary
 from gradlab.lab.widget.live_run import Status
 from gradlab.lab.widget.one_update import OneUpdate
-from gradlab.lab.widget.page import Page, close
+from gradlab.lab.widget.page import Page, close, live_beside_cells
 from gradlab.lab.widget.views import PICTURES, VIEWS
 
 # name: label, icon, tooltip
@@ -121,6 +121,7 @@ class Layout:
         self._status = Status("", "")
         self._narration = ""
         self.view = self._arranged(controls, hide)
+        live_beside_cells(self.view)
 
     @property
     def status(self) -> Status:

@@ -4,6 +4,7 @@ import anywidget
 import ipywidgets as widgets
 import traitlets
 
+from gradlab.lab.widget._ipykernel_internals import answer_beside_cells
 from gradlab.lab.widget.js_bundle import FOLDER
 
 
@@ -22,8 +23,19 @@ class Page(anywidget.AnyWidget):
 
 def close(view: widgets.Widget) -> None:
     """Remove a widget and everything inside it from the page and from the kernel."""
-    waiting = [view]
-    while waiting:
-        widget = waiting.pop()
-        waiting += getattr(widget, "children", ())
+    for widget in _all_inside(view):
         widget.close()
+
+
+def live_beside_cells(view: widgets.Widget) -> None:
+    """Let the page reach a widget and everything inside it while cells run."""
+    for widget in _all_inside(view):
+        answer_beside_cells(widget.comm)
+
+
+def _all_inside(view: widgets.Widget) -> list[widgets.Widget]:
+    """The widget and everything inside it."""
+    found = [view]
+    for widget in found:
+        found += getattr(widget, "children", ())
+    return found

@@ -22,7 +22,7 @@ from gradlab.lab.widget.course.bugs import (
     Bug,
     Settings,
 )
-from gradlab.lab.widget.page import Page, close
+from gradlab.lab.widget.page import Page, close, live_beside_cells
 
 # Points for a bug that is found with one experiment; each further experiment costs one, down to one
 # point
@@ -165,6 +165,7 @@ class BugLab:
         self.controls["name"].on_click(lambda _: self.name())
         self.controls["next"].on_click(lambda _: self.next_round())
         self.view = self._layout()
+        live_beside_cells(self.view)
         self._shown: Evidence | None = None
         self._begin()
 

@@ -20,7 +20,7 @@ from gradlab.lab.widget.course.memory_count import (
     mib,
     sentence,
 )
-from gradlab.lab.widget.page import Page
+from gradlab.lab.widget.page import Page, live_beside_cells
 from gradlab.lab.widget.saved_page import image, standalone
 
 COLORS = ("#0072B2", "#D55E00", "#CC79A7", "#009E73", "#E69F00")
@@ -219,6 +219,7 @@ class MemoryBars:
         self.view = ipywidgets.VBox(
             [Page(layout={"display": "none"}), controls, self._html]
         ).add_class("gradlab-lab")
+        live_beside_cells(self.view)
         self._draw()
 
     @property

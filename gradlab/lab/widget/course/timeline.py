@@ -15,7 +15,7 @@ from gradlab import _checks
 from gradlab.lab.widget.course import schedules, timeline_drawing
 from gradlab.lab.widget.course.schedules import NAMES, PIPELINES, Schedule
 from gradlab.lab.widget.course.timeline_drawing import Drawing
-from gradlab.lab.widget.page import Page, close
+from gradlab.lab.widget.page import Page, close, live_beside_cells
 from gradlab.lab.widget.saved_page import image, standalone
 
 FORWARD = 0.1  # seconds of a micro-batch's forward pass through the whole network
@@ -111,6 +111,7 @@ class Timeline:
             self._words,
         ]
         self.view = widgets.VBox(parts, layout={"max_width": "800px", "overflow": "hidden"})
+        live_beside_cells(self.view)
         self.view.add_class("gradlab-lab").add_class("gradlab-timeline")
 
     @property
