@@ -25,10 +25,16 @@ SIX_MODELS = ROOT / "docs" / "guides" / "one_gibibyte.md"
 MARKERS = "<!-- bench -->", "<!-- /bench -->"
 # The ways in the figure, which would be hard to read with all of them.
 DRAWN = (
-    "gradlab in fit", "Keras option in fit", "gradlab in your function, two in flight", "placeholders (post)",
-    "variables (post)", "tf.function a micro-batch", "PyTorch loop", "optax MultiSteps", "optax "
-                                                                                         "microbatching",
-)  # fmt: skip
+    "gradlab in fit",
+    "Keras option in fit",
+    "gradlab in your function, two in flight",
+    "placeholders (post)",
+    "variables (post)",
+    "tf.function a micro-batch",
+    "PyTorch loop",
+    "optax MultiSteps",
+    "optax microbatching",
+)
 TITLES = {
     "lenet": "LeNet with dropout, 100 examples per update",
     "dense": "Dense 784-128-10, 100 examples per update",

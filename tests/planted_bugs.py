@@ -1083,8 +1083,8 @@ BUGS = (
         "gradlab/fit/clipping.py",
         "tf.cast(clipping * scale, gradient.dtype)",
         "tf.cast(clipping, gradient.dtype)",
-        ("tests/fit/test_trainer.py",),
-        "clip or scale",
+        ("tests/fit/test_clipping.py",),
+        "scale",
     ),
     Bug(
         "regularization_forgets_the_loss_scale",

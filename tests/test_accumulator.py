@@ -195,27 +195,50 @@ def slices(values, indices):
 # For each kind of input that is refused: a gradient of a table of 3 rows, a weight, and the
 # sentence.
 WRONG = {
-    "a row beyond the last": (slices([[1.0, 1.0]], [7]), 1.0, "must have indices from 0 to 2. "
-                                                              "Received: 7"),
-    "a row below 0": (slices([[1.0, 1.0]], [-1]), 1.0, "must have indices from 0 to 2. Received: "
-                                                       "-1"),
+    "a row beyond the last": (
+        slices([[1.0, 1.0]], [7]),
+        1.0,
+        "must have indices from 0 to 2. Received: 7",
+    ),
+    "a row below 0": (
+        slices([[1.0, 1.0]], [-1]),
+        1.0,
+        "must have indices from 0 to 2. Received: -1",
+    ),
     "fewer rows than indices": (
-        slices([[1.0, 1.0]], [0, 1]), 1.0, r"must have one row of shape \(2,\) for each index. "
-                                           r"Received: \(1, 2\)",
+        slices([[1.0, 1.0]], [0, 1]),
+        1.0,
+        r"must have one row of shape \(2,\) for each index. "
+        r"Received: \(1, 2\)",
     ),
     "rows of another length": (
-        slices([[1.0]], [0]), 1.0, r"must have one row of shape \(2,\) for each index. Received: "
-                                   r"\(1, 1\)",
+        slices([[1.0]], [0]),
+        1.0,
+        r"must have one row of shape \(2,\) for each index. Received: "
+        r"\(1, 1\)",
     ),
-    "a negative weight": (tf.ones([3, 2]), tf.constant(-2.0), r"weight must be finite and 0 or "
-                                                              r"more. Received: -2\.0"),
-    "a negative integer": (tf.ones([3, 2]), tf.constant(-2), "weight must be finite and 0 or "
-                                                             "more. Received: -2"),
-    "a weight of NaN": (tf.ones([3, 2]), tf.constant(np.nan), "weight must be finite and 0 or "
-                                                              "more. Received: nan"),
-    "an array of inf": (tf.ones([3, 2]), np.array(np.inf), "weight must be finite and 0 or more. "
-                                                           "Received: inf"),
-}  # fmt: skip
+    "a negative weight": (
+        tf.ones([3, 2]),
+        tf.constant(-2.0),
+        r"weight must be finite and 0 or "
+        r"more. Received: -2\.0",
+    ),
+    "a negative integer": (
+        tf.ones([3, 2]),
+        tf.constant(-2),
+        "weight must be finite and 0 or more. Received: -2",
+    ),
+    "a weight of NaN": (
+        tf.ones([3, 2]),
+        tf.constant(np.nan),
+        "weight must be finite and 0 or more. Received: nan",
+    ),
+    "an array of inf": (
+        tf.ones([3, 2]),
+        np.array(np.inf),
+        "weight must be finite and 0 or more. Received: inf",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", WRONG)

@@ -114,11 +114,14 @@ def test_a_dataset_of_texts_alone():
 
 REFUSED = {
     "tokens": (lambda: token_batches(TEXTS, 0), "tokens must be a positive integer. Received: 0"),
-    "sort_within": (lambda: token_batches(TEXTS, 8, 2.5), "sort_within must be a positive "
-                                                          "integer. Received: 2.5"),
+    "sort_within": (
+        lambda: token_batches(TEXTS, 8, 2.5),
+        "sort_within must be a positive integer. Received: 2.5",
+    ),
     "no dataset": (
-        lambda: token_batches([[1]], 8), r"dataset must be a tf.data.Dataset of single texts. "
-                                         r"Received: \[\[1\]\]"
+        lambda: token_batches([[1]], 8),
+        r"dataset must be a tf.data.Dataset of single texts. "
+        r"Received: \[\[1\]\]",
     ),
     "padded texts": (
         lambda: token_batches(tf.data.Dataset.from_tensor_slices(np.ones([2, 3])), 8),
@@ -131,10 +134,16 @@ REFUSED = {
         r"buckets must rise, and end with 8 tokens at most, .* may have no more. Received: \[4, "
         r"2\]",
     ),
-    "no buckets": (lambda: token_batches(TEXTS, 8, buckets=[]), r"buckets must rise, .* Received: "
-                                                                r"\[\]"),
-    "buckets above tokens": (lambda: token_batches(TEXTS, 8, buckets=[9]), r"buckets must rise, "
-                                                                           r".* Received: \[9\]"),
+    "no buckets": (
+        lambda: token_batches(TEXTS, 8, buckets=[]),
+        r"buckets must rise, .* Received: "
+        r"\[\]",
+    ),
+    "buckets above tokens": (
+        lambda: token_batches(TEXTS, 8, buckets=[9]),
+        r"buckets must rise, "
+        r".* Received: \[9\]",
+    ),
     "a bucket that is no number": (
         lambda: token_batches(TEXTS, 8, buckets=["a"]),
         "buckets must be a sequence, each of them a positive integer. Received: 'a'",
@@ -148,7 +157,7 @@ REFUSED = {
         r"padding must be a number, or one for each of the 2 parts of a text. Received: \(0, 0, "
         r"0\)",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -21,7 +21,6 @@ from gradlab._batches import (
     spec_of,
     tensors_of,
 )
-from gradlab.fit.clipping import clip_adaptively
 from gradlab.fit.losses.loss_terms import Objective
 from gradlab.fit.program.input_checks import (
     check_batch_losses,
@@ -79,8 +78,6 @@ class Trainer:
         weight_fn: a function (x, y) -> weights, shape (examples,) or one weight for each element.
             The loss is then the sum of weight * loss over the sum of the weights: an average over
             tokens instead of examples, for example.
-        adaptive_clipping: the `clipping` of `gradlab.clipping.clip_adaptively`, applied to the
-            window's mean gradient. None: no adaptive clipping.
         in_flight: the number of micro-batches that are computed at once, or "auto", as in
             `gradlab.microbatched`.
         jit_compile: compile each micro-batch's forward and backward pass with XLA.
@@ -113,7 +110,6 @@ class Trainer:
         skip_nonfinite: bool = False,
         accumulator_dtype: Any = None,
         weight_fn: Callable[[Any, Any], Any] | None = None,
-        adaptive_clipping: float | None = None,
         in_flight: int | str = "auto",
         jit_compile: bool = False,
         memory: float | None = None,
@@ -123,8 +119,6 @@ class Trainer:
         check_options(loss_weights, skip_nonfinite, accumulator_dtype, jit_compile)
         check_objects(strategy, loss, accumulation)
         check_in_flight(in_flight)
-        if adaptive_clipping is not None:
-            _checks.positive_number("adaptive_clipping", adaptive_clipping)
         self.model = model
         self.optimizer = optimizer_of(optimizer)
         self.strategy = strategy or tf.distribute.get_strategy()
@@ -151,7 +145,6 @@ class Trainer:
             if accumulator_dtype is None
             else tf.as_dtype(accumulator_dtype),
             "weight_fn": weight_fn,
-            "adaptive_clipping": adaptive_clipping,
         }
 
         check_batch_losses(batch_losses)
@@ -170,9 +163,6 @@ class Trainer:
             in_flight=in_flight,
             accumulator_dtype=accumulator_dtype,
             skip_nonfinite=skip_nonfinite,
-            clip=None
-            if adaptive_clipping is None
-            else partial(clip_adaptively, clipping=adaptive_clipping),
             jit=jit_compile,
             updates_started=None if self._auto is None else self._auto.updates_started,
         )

@@ -805,7 +805,9 @@ REFUSED = {
         "labels must be classes from 0 to 2. Received: 3",
     ),
     "labels in a dataset": (
-        lambda: compiled(ENTROPY(from_logits=True)).fit(tf.data.Dataset.from_tensors((ONES, LABELS)), verbose=0),
+        lambda: compiled(ENTROPY(from_logits=True)).fit(
+            tf.data.Dataset.from_tensors((ONES, LABELS)), verbose=0
+        ),
         "labels must be classes from 0 to 2. Received: 3",
     ),
     "labels, by the name of the loss": (
@@ -825,15 +827,19 @@ REFUSED = {
         "x must hold at least one example. Received: 0",
     ),
     "an empty dataset": (
-        lambda: compiled().fit(tf.data.Dataset.from_tensor_slices((ONES, ONES)).batch(2).take(0), verbose=0),
+        lambda: compiled().fit(
+            tf.data.Dataset.from_tensor_slices((ONES, ONES)).batch(2).take(0), verbose=0
+        ),
         "x must hold at least one example. Received: 0",
     ),
     "not compiled": (
         lambda: gradlab.microbatched(keras.Sequential([keras.layers.Dense(1)]), 2).fit(ONES, ONES),
         "You must call `compile\\(\\)` before using the model.",
     ),
-    "not a model": (lambda: gradlab.microbatched("lenet", 2), "model must be a keras.Model. "
-                                                              "Received: 'lenet'"),
+    "not a model": (
+        lambda: gradlab.microbatched("lenet", 2),
+        "model must be a keras.Model. Received: 'lenet'",
+    ),
     "no loss": (
         lambda: compiled(None).fit(ONES, LABELS, verbose=0),
         "There is no loss to compute: give one to compile, or add one in a layer. Received: None",
@@ -858,7 +864,7 @@ REFUSED = {
         lambda: gradlab.microbatched(keras.Sequential(), 2, in_flight=0),
         'in_flight must be "auto" or a positive integer. Received: 0',
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)

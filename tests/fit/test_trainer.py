@@ -138,7 +138,7 @@ def test_norms_are_the_gradients_not_the_scaled_ones():
     np.testing.assert_allclose(other.window_gradient_norm, one.window_gradient_norm, rtol=1e-5)
 
 
-def test_a_loss_scale_multiplies_regularization_and_clipping_too(float64):
+def test_a_loss_scale_multiplies_regularization_too(float64):
     """The weights after an update are those without a scale, which is a power of two."""
     x, y = large_batch.data("dense", 10)  # a model whose kernel is regularized
     weights = []
@@ -147,7 +147,7 @@ def test_a_loss_scale_multiplies_regularization_and_clipping_too(float64):
         optimizer = keras.optimizers.LossScaleOptimizer(sgd, 1024.0) if scaled else sgd
         model = large_batch.build("dense")
         loss = large_batch.loss("dense")["loss"]
-        trainer = gradlab.Trainer(model, optimizer, loss, 4, adaptive_clipping=0.05)
+        trainer = gradlab.Trainer(model, optimizer, loss, 4)
         trainer.step(x, y)
         weights.append(model.get_weights())
     for one, other in zip(*weights):
@@ -250,24 +250,6 @@ def test_tokens_instead_of_examples(float64):
     count = (tokens > 0).sum()
     np.testing.assert_allclose(small.get_weights()[0], start - 0.5 * gradient / count, rtol=1e-12)
     assert step.loss == pytest.approx(total / count, rel=1e-12) and step.weights.sum() == count
-
-
-def test_adaptive_clipping_of_the_mean(float64):
-    generator = np.random.default_rng(0)
-    x, y, kernel = (
-        generator.normal(size=(10, 4)),
-        generator.normal(size=(10, 3)),
-        generator.normal(size=(4, 3)) * 0.2,
-    )
-    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(3, use_bias=False)])
-    model.set_weights([kernel])
-    trainer = gradlab.Trainer(model, keras.optimizers.SGD(0.5), "mse", 3, adaptive_clipping=0.75)
-    trainer.step(x, y)
-    gradient = 2 / 30 * x.T @ (x @ kernel - y)
-    norms, largest = np.linalg.norm(gradient, axis=0), 0.75 * np.linalg.norm(kernel, axis=0)
-    assert (norms > largest).any() and (norms < largest).any()
-    clipped = gradient * np.minimum(1, largest / norms)
-    np.testing.assert_allclose(model.get_weights()[0], kernel - 0.5 * clipped, rtol=1e-12)
 
 
 def test_batch_normalization_on_two_devices(float64, two_devices):
@@ -585,22 +567,32 @@ ONE, SCALED = (
 TEXTS = large_batch.data("masked_and_whole", 4)
 X, Y = large_batch.data("shared", 6)
 REFUSED = {
-    "lengths": (bad_window(X, Y[:5]), "x, y and sample_weight must have the same number of "
-                                      "examples. Received: 6 5"),
-    "labels": (bad_window(X, np.array([0, 1, 2, 3, 9, 0])), "labels must be classes from 0 to 2. "
-                                                            "Received: 3"),
-    "negative labels": (
-        bad_window(X, np.array([0, 1, 2, 0, -1, 0])), "labels must be classes from 0 to 2. "
-                                                      "Received: -1",
+    "lengths": (
+        bad_window(X, Y[:5]),
+        "x, y and sample_weight must have the same number of examples. Received: 6 5",
     ),
-    "empty window": (bad_window(X[:0], Y[:0]), "A window must hold at least one example. "
-                                               "Received: 0"),
+    "labels": (
+        bad_window(X, np.array([0, 1, 2, 3, 9, 0])),
+        "labels must be classes from 0 to 2. Received: 3",
+    ),
+    "negative labels": (
+        bad_window(X, np.array([0, 1, 2, 0, -1, 0])),
+        "labels must be classes from 0 to 2. Received: -1",
+    ),
+    "empty window": (
+        bad_window(X[:0], Y[:0]),
+        "A window must hold at least one example. Received: 0",
+    ),
     "empty dataset": (
-        lambda: trainer_for("shared", 3).fit(tf.data.Dataset.from_tensor_slices((X, Y)).take(0).batch(2), 1),
+        lambda: trainer_for("shared", 3).fit(
+            tf.data.Dataset.from_tensor_slices((X, Y)).take(0).batch(2), 1
+        ),
         "dataset must hold at least one example. Received: none in epoch 0",
     ),
     "not built": (
-        lambda: gradlab.Trainer(keras.Sequential([keras.layers.Dense(1)], name="open"), "sgd", "mse", 3),
+        lambda: gradlab.Trainer(
+            keras.Sequential([keras.layers.Dense(1)], name="open"), "sgd", "mse", 3
+        ),
         "model must be built, so that its weights are there: give it an Input, or call it on a "
         "batch once. Received: open, which is not built",
     ),
@@ -609,19 +601,19 @@ REFUSED = {
         r"A model must have trainable variables to be trained. Received: \S+, with none among its "
         r"2 variables",
     ),
-    "not a model": (lambda: gradlab.Trainer(3, "sgd", "mse", 3), "model must be a keras.Model. "
-                                                                 "Received: 3"),
+    "not a model": (
+        lambda: gradlab.Trainer(3, "sgd", "mse", 3),
+        "model must be a keras.Model. Received: 3",
+    ),
     "updates": (
-        lambda: trainer_for("shared", 3).fit([], 0), "updates must be a positive integer. "
-                                                     "Received: 0",
+        lambda: trainer_for("shared", 3).fit([], 0),
+        "updates must be a positive integer. Received: 0",
     ),
     "schedule": (
-        lambda: trainer_for("shared", 3, options={"accumulation": lambda update: 1.5}).fit([(X, Y)], 2),
+        lambda: trainer_for("shared", 3, options={"accumulation": lambda update: 1.5}).fit(
+            [(X, Y)], 2
+        ),
         r"accumulation\(update\) must be a positive integer. Received: 1.5",
-    ),
-    "clipping": (
-        lambda: trainer_for("shared", 3, options={"adaptive_clipping": -1}),
-        "adaptive_clipping must be a finite number above 0. Received: -1",
     ),
     "scale and skip": (
         lambda: gradlab.Trainer(ONE, SCALED, "mse", 3, skip_nonfinite=True),
@@ -640,7 +632,11 @@ REFUSED = {
         for name, rule, values in [
             ("skip_nonfinite", "True or False", ["no", 1, None]),
             ("jit_compile", "True or False", [5, "auto", None]),
-            ("accumulator_dtype", "None or a floating-point type, such as float32", [[], "", "int32", "nonsense", 7]),
+            (
+                "accumulator_dtype",
+                "None or a floating-point type, such as float32",
+                [[], "", "int32", "nonsense", 7],
+            ),
             ("loss_weights", "finite numbers", [math.nan, math.inf, "1", True]),
             ("in_flight", "at most 2147483647", [10**30]),
         ]
@@ -651,8 +647,8 @@ REFUSED = {
         "loss_weights must be finite numbers. Received: nan",
     ),
     "large size": (
-        lambda: trainer_for("shared", 10**30), "microbatch_size must be at most 2147483647. "
-                                               "Received: 1" + "0" * 30,
+        lambda: trainer_for("shared", 10**30),
+        "microbatch_size must be at most 2147483647. Received: 1" + "0" * 30,
     ),
     "weight_fn": (
         lambda: trainer_for("shared", 3, options={"weight_fn": 3}),
@@ -673,15 +669,15 @@ REFUSED = {
         r"only once",
     ),
     "not a dataset": (
-        lambda: trainer_for("shared", 3).fit(3, 1), "dataset must be .* for each epoch. Received: "
-                                                    "3",
+        lambda: trainer_for("shared", 3).fit(3, 1),
+        "dataset must be .* for each epoch. Received: 3",
     ),
     "several divisors and skip": (
         lambda: trainer_for("masked_and_whole", 3, options={"skip_nonfinite": True}).step(*TEXTS),
         "skip_nonfinite needs losses that all divide by the number of examples, or one loss alone. "
         "Received: losses that divide by own, examples",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)

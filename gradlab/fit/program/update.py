@@ -3,7 +3,7 @@ are built on it."""
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import keras
@@ -71,7 +71,6 @@ class WindowUpdate:
         microbatch_size: the examples of a micro-batch: an integer, a variable with one, or "given".
         in_flight: as in `gradlab.window.Loop`, or "auto": then `prepare` chooses it.
         accumulator_dtype, skip_nonfinite: as in `gradlab.window.Loop`.
-        clip: a function (mean gradients, variables, scale=loss scale) -> gradients, or None.
         jit: whether to compile each micro-batch's forward and backward pass with XLA.
         norms: whether to compute the norms of the micro-batches' gradients.
         with_metrics: whether to update the model's metrics.
@@ -91,7 +90,6 @@ class WindowUpdate:
         in_flight: int | str = 1,
         accumulator_dtype: Any = None,
         skip_nonfinite: bool = False,
-        clip: Callable[..., list] | None = None,
         jit: bool = False,
         norms: bool = True,
         with_metrics: bool = False,
@@ -100,7 +98,6 @@ class WindowUpdate:
         self.model = model
         self.optimizer = optimizer
         self.objective = objective
-        self._clip = clip
         self._norms = norms
         self._updates_started = updates_started
         self._dtype = accumulation_dtype(keras.config.floatx())
@@ -304,8 +301,6 @@ class WindowUpdate:
         regularization = tf.zeros([], dtype)
         if self.objective.is_regularized:
             regularization, gradients = _with_regularization(gradients, variables, scale)
-        if self._clip is not None:
-            gradients = self._clip(gradients, variables, scale=scale)
         # Keras requests one batch too many from a dataset of unknown size. Waiting for the window
         # keeps that call from counting in `iterations` and from decaying weights.
         before = tf.identity(self.optimizer.iterations.value)

@@ -451,8 +451,8 @@ def padding_counts(what):
 
 REFUSED = {
     "a loss over all positions": (
-        lambda: fit(network(masked=False), TEXTS, NEXT), padding_counts("loss "
-                                                                        "sparse_categorical_crossentropy")
+        lambda: fit(network(masked=False), TEXTS, NEXT),
+        padding_counts("loss sparse_categorical_crossentropy"),
     ),
     "a mean over positions": (
         lambda: fit(one_number_a_token(), TEXTS, NEXT, loss=losses.MeanSquaredError(name="mse")),
@@ -469,13 +469,21 @@ REFUSED = {
     ),
     "a weight for each text": (
         lambda: fit(
-            network(masked=False), TEXTS, NEXT, COLUMN,
+            network(masked=False),
+            TEXTS,
+            NEXT,
+            COLUMN,
             loss=crossentropy(True, reduction="mean_with_sample_weight"),
         ),
         padding_counts("loss sparse_categorical_crossentropy"),
     ),
     "targets of any length": (
-        lambda: fit(network(False), TEXTS, NEXT, loss=lambda y, y_pred: tf.cast(y, tf.float32) * y_pred[:, :1]),
+        lambda: fit(
+            network(False),
+            TEXTS,
+            NEXT,
+            loss=lambda y, y_pred: tf.cast(y, tf.float32) * y_pred[:, :1],
+        ),
         padding_counts("loss lambda"),
     ),
     "one number": (
@@ -483,10 +491,13 @@ REFUSED = {
         padding_counts("loss lambda"),
     ),
     "a loss of its own": (
-        lambda: fit(with_own_loss(), TEXTS, NEXT), "compute_loss gives one number for the whole "
-                                                   "batch, .*None"
+        lambda: fit(with_own_loss(), TEXTS, NEXT),
+        "compute_loss gives one number for the whole batch, .*None",
     ),
-    "an added loss": (lambda: fit(network(added=0.1), TEXTS, NEXT), one_number("activity_regularization")),
+    "an added loss": (
+        lambda: fit(network(added=0.1), TEXTS, NEXT),
+        one_number("activity_regularization"),
+    ),
     "steps that are not compiled": (
         lambda: fit(network(), TEXTS, NEXT, run_eagerly=True),
         "run_eagerly must be False with texts of any length: .* Received: True",
@@ -496,26 +507,42 @@ REFUSED = {
         "class_weight must be None with windows that are cut already: .* Received: {0: 1.0}",
     ),
     "outputs of the whole batch": (
-        lambda: fit(network(), TEXTS, NEXT, loss=gradlab.WholeBatch(lambda y, y_pred: y_pred[:, 0, 0])),
+        lambda: fit(
+            network(), TEXTS, NEXT, loss=gradlab.WholeBatch(lambda y, y_pred: y_pred[:, 0, 0])
+        ),
         padding_counts("loss lambda"),
     ),
     "a metric over all positions": (
-        lambda: fit(network(masked=False), TEXTS, NEXT, loss=crossentropy(True, ignore_class=0), metrics=["accuracy"]),
+        lambda: fit(
+            network(masked=False),
+            TEXTS,
+            NEXT,
+            loss=crossentropy(True, ignore_class=0),
+            metrics=["accuracy"],
+        ),
         padding_counts("metric accuracy"),
     ),
     "a metric with weights for texts": (
         lambda: fit(
-            network(masked=False), TEXTS, NEXT, COLUMN, loss=crossentropy(True, ignore_class=0),
+            network(masked=False),
+            TEXTS,
+            NEXT,
+            COLUMN,
+            loss=crossentropy(True, ignore_class=0),
             weighted_metrics=["accuracy"],
         ),
         padding_counts("metric accuracy"),
     ),
     "a root of a mean": (
-        lambda: fit(network(), TEXTS, NEXT, metrics=[keras.metrics.RootMeanSquaredError(name="root")]),
+        lambda: fit(
+            network(), TEXTS, NEXT, metrics=[keras.metrics.RootMeanSquaredError(name="root")]
+        ),
         padding_counts("metric root"),
     ),
     "a metric that uses no mask": (
-        lambda: fit(network(), TEXTS, NEXT, metrics=[keras.metrics.AUC(from_logits=True, name="auc")]),
+        lambda: fit(
+            network(), TEXTS, NEXT, metrics=[keras.metrics.AUC(from_logits=True, name="auc")]
+        ),
         padding_counts("metric auc"),
     ),
     "a prediction": (
@@ -523,7 +550,9 @@ REFUSED = {
         "x must be padded to be predicted: .* Received: a window of micro-batches",
     ),
     "dense targets beside ragged texts": (
-        lambda: fit(network(False), data=windows(TEXTS, CLASSES).map(lambda x, y: (x, y.row_lengths()))),
+        lambda: fit(
+            network(False), data=windows(TEXTS, CLASSES).map(lambda x, y: (x, y.row_lengths()))
+        ),
         "All tensors of a window must be cut into micro-batches, or none. Received: 1 of 2 that "
         "are ragged",
     ),
@@ -546,9 +575,9 @@ REFUSED = {
     "a number of micro-batches": (
         lambda: trainer(accumulation=lambda update: 2),
         'accumulation must be None with microbatch_size="given": each batch of the dataset is a '
-        'window then. Rec.*',
+        "window then. Rec.*",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -262,12 +262,16 @@ class WithoutConfig(keras.optimizers.schedules.LearningRateSchedule):
 ADAM, SGD = keras.optimizers.Adam, keras.optimizers.SGD
 # For each setting: how two trainers are made that differ in it, and what is said of it.
 CHANGES = {
-    "learning rate": (lambda: trainer(ADAM(0.01)), lambda: trainer(ADAM(0.5)), "learning_rate "
-                                                                               "0.01 instead of "
-                                                                               "0.5"),
+    "learning rate": (
+        lambda: trainer(ADAM(0.01)),
+        lambda: trainer(ADAM(0.5)),
+        "learning_rate 0.01 instead of 0.5",
+    ),
     "beta": (
-        lambda: trainer(ADAM(0.01)), lambda: trainer(ADAM(0.01, beta_1=0.5)), r"optimizer.beta_1 "
-                                                                              r"0.9 instead of 0.5",
+        lambda: trainer(ADAM(0.01)),
+        lambda: trainer(ADAM(0.01, beta_1=0.5)),
+        r"optimizer.beta_1 "
+        r"0.9 instead of 0.5",
     ),
     "clipping": (
         lambda: trainer(ADAM(0.01)),
@@ -286,7 +290,8 @@ CHANGES = {
     ),
     "micro-batch": (trainer, lambda: trainer(microbatch_size=2), "microbatch_size 4 instead of 2"),
     "accumulation": (
-        lambda: trainer(accumulation=grown), lambda: trainer(accumulation=fixed),
+        lambda: trainer(accumulation=grown),
+        lambda: trainer(accumulation=fixed),
         "accumulation 'grown' instead of 'fixed'",
     ),
     "loss": (trainer, lambda: trainer(loss="mae"), "loss 'mse' instead of 'mae'"),
@@ -295,11 +300,17 @@ CHANGES = {
         lambda: trainer(loss=keras.losses.BinaryCrossentropy(True, label_smoothing=0.5)),
         "loss.config.label_smoothing 0 instead of 0.5",
     ),
-    "skipping": (trainer, lambda: trainer(skip_nonfinite=True), "skip_nonfinite False instead of "
-                                                                "True"),
-    "weights of the loss": (trainer, lambda: trainer(loss_weights=2.0), "loss_weights None "
-                                                                        "instead of 2"),
-}  # fmt: skip
+    "skipping": (
+        trainer,
+        lambda: trainer(skip_nonfinite=True),
+        "skip_nonfinite False instead of True",
+    ),
+    "weights of the loss": (
+        trainer,
+        lambda: trainer(loss_weights=2.0),
+        "loss_weights None instead of 2",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", CHANGES)
