@@ -1081,8 +1081,8 @@ BUGS = (
     Bug(
         "adaptive_clipping_forgets_the_loss_scale",
         "gradlab/fit/clipping.py",
-        "tf.cast(clipping * scale, gradient.dtype)",
-        "tf.cast(clipping, gradient.dtype)",
+        "tf.constant(clipping, gradient.dtype) * tf.cast(scale, gradient.dtype)",
+        "tf.constant(clipping, gradient.dtype)",
         ("tests/fit/test_clipping.py",),
         "scale",
     ),

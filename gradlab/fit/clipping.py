@@ -57,9 +57,9 @@ def clip_adaptively(
 
 
 def _clipped(gradient, weights, clipping, eps, scale):
-    largest = tf.cast(clipping * scale, gradient.dtype) * tf.maximum(
-        _norms(weights), tf.cast(eps, weights.dtype)
-    )
+    # Of a Python number, tf.cast would keep the digits of float32.
+    factor = tf.constant(clipping, gradient.dtype) * tf.cast(scale, gradient.dtype)
+    largest = factor * tf.maximum(_norms(weights), tf.constant(eps, weights.dtype))
     norms = _norms(gradient)
     return tf.where(norms > largest, gradient * tf.math.divide_no_nan(largest, norms), gradient)
 
