@@ -54,6 +54,13 @@ def as_tensor(value: Any) -> Any:
         ) from None
 
 
+def times(tensor: tf.Tensor, factor: Any) -> tf.Tensor:
+    """A tensor times a number or a tensor, in the tensor's type. Of a Python number, tf.cast would
+    keep the digits of float32."""
+    is_number = isinstance(factor, (int, float))
+    return tensor * (factor if is_number else tf.cast(factor, tensor.dtype))
+
+
 def examples_of(batch: Any, axis: int = 0) -> tf.Tensor:
     """The number of examples in a nest of tensors: an integer scalar tensor."""
     return length_of(tensors_of(batch)[0], axis)

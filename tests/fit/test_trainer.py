@@ -156,6 +156,28 @@ def test_a_loss_scale_multiplies_regularization_too(float64):
     assert any(np.abs(one - before).max() > 1e-3 for one, before in zip(weights[0], start))
 
 
+def test_loss_weights_keep_the_digits_of_float64(float64):
+    """Those that float32 cannot hold, against NumPy; the loss over the whole batch reads a variable."""
+    inputs = keras.Input([4])
+    outputs = [keras.layers.Dense(1, name=name)(inputs) for name in "ab"]
+    model = keras.Model(inputs, outputs)
+    factor = model.layers[1].bias
+    x = np.random.default_rng(0).normal(size=(10, 4))
+    y = [x[:, :1], x[:, 1:2]]
+    seen = model.predict(x, verbose=0)
+    errors = [np.mean((one - right) ** 2) for one, right in zip(seen, y)]
+
+    def whole(y, y_pred):
+        return tf.reduce_mean((y_pred - y) ** 2) + 0.1 * factor.value[0]
+
+    losses = ["mse", gradlab.WholeBatch(whole)]
+    trainer = gradlab.Trainer(model, keras.optimizers.SGD(1.0), losses, 3, loss_weights=[0.3, 0.7])
+    step = trainer.step(x, y)
+    np.testing.assert_allclose(step.loss, 0.3 * errors[0] + 0.7 * errors[1], rtol=1e-13)
+    gradient = 0.3 * 2 * np.mean(seen[0] - y[0]) + 0.7 * 0.1
+    np.testing.assert_allclose(factor.numpy(), [-gradient], rtol=1e-12)
+
+
 def test_accumulation_grows_while_training(float64):
     """The schedule counts updates; an epoch's last window is what is left of it."""
     x, y = large_batch.data("shared", 31)

@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from gradlab._batches import times
 from gradlab.averaging import accumulation_dtype
 from gradlab.fit import keras_private as internals
 from gradlab.fit.losses.term import SumAndDivisor, Term, check_reduction, lengths_of
@@ -238,7 +239,7 @@ def total_loss(
     ]
     dtype = accumulation_dtype(keras.config.floatx())
     return tf.add_n(
-        [tf.cast(share * term.loss_weight, dtype) for share, term in zip(shares, terms)]
+        [tf.cast(times(share, term.loss_weight), dtype) for share, term in zip(shares, terms)]
     )
 
 

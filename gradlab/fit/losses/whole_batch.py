@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from gradlab._batches import map_tensors, tensors_of
+from gradlab._batches import map_tensors, tensors_of, times
 from gradlab._traced_graphs import stateful_draws
 from gradlab.averaging import accumulation_dtype
 from gradlab.fit import keras_private as internals
@@ -308,7 +308,7 @@ def with_own(sums: list, own_gradients: Sequence, loss_weights: list) -> list:
         for i, gradient in enumerate(gradients):
             if gradient is not None:
                 gradient = tf.convert_to_tensor(gradient)
-                part = gradient * tf.cast(loss_weight, gradient.dtype) / replicas
+                part = times(gradient, loss_weight) / replicas
                 sums[i] = part if sums[i] is None else sums[i] + tf.cast(part, sums[i].dtype)
     return sums
 

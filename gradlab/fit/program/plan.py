@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from gradlab._batches import examples_of, microbatches
+from gradlab._batches import examples_of, microbatches, times
 from gradlab.averaging import accumulation_dtype
 from gradlab.fit import keras_private as internals
 from gradlab.fit.losses.loss_terms import common_divisor
@@ -90,7 +90,7 @@ class Plan:
             for (total, divisor), kind in zip(term_sums, self.kinds)
         ]
         return tf.add_n(
-            [mean * tf.cast(factor, mean.dtype) for mean, factor in zip(means, self.loss_weights)]
+            [times(mean, factor) for mean, factor in zip(means, self.loss_weights)]
         ), means
 
     def give_back(self, values: list, counters: bool = False) -> None:
