@@ -76,7 +76,13 @@ def _mean(gradients: Sequence, weights: Sequence | None) -> tf.Tensor | tf.Index
         weights = [1.0] * len(gradients)
         total = float(len(gradients))
     else:
-        weights = [tf.cast(weight, compute) for weight in weights]
+        # Of a Python number, tf.cast would keep the digits of float32.
+        weights = [
+            tf.constant(float(weight), compute)
+            if isinstance(weight, Real)
+            else tf.cast(weight, compute)
+            for weight in weights
+        ]
         total = tf.add_n(weights)
     weights = [weight for weight, gradient in zip(weights, gradients) if gradient is not None]
 
