@@ -162,6 +162,6 @@ def test_the_norm_of_a_sparse_gradient_is_that_of_the_dense_one():
 def test_weights_that_float32_cannot_hold():
     variable = tf.Variable([0.0, 0.0], dtype=tf.float64)
     towers = [[(tf.constant(g, tf.float64), variable)] for g in ([1.0, 2.0], [3.0, 5.0])]
-    [(mean, _)] = gradlab.average_gradients(towers, weights=[0.1, 0.7])
+    [(mean, _)] = average_gradients(towers, weights=[0.1, 0.7])
     expected = (0.1 * np.array([1.0, 2.0]) + 0.7 * np.array([3.0, 5.0])) / 0.8
     np.testing.assert_allclose(mean.numpy(), expected, rtol=1e-14)
