@@ -21,7 +21,7 @@ from gradlab._batches import (
 from gradlab._traced_graphs import Dependence, stateful_draws
 from gradlab.averaging import accumulation_dtype, divide
 from gradlab.fit import keras_private as internals
-from gradlab.fit.losses.reduction_check import ReductionCheck
+from gradlab.fit.losses.loss_check import CallCheck
 from gradlab.fit.replicas import sum_over_replicas
 from gradlab.fit.variables import batch_norm
 from gradlab.fit.variables.assigned_at_once import direct_variables
@@ -151,12 +151,12 @@ def _check(traced: "TracedLoss", data: tuple, is_mean: bool, most: int) -> tf.Te
         data = spread_rows(data, few)
 
     def scalars(rows, shift):
-        part = map_tensors(lambda tensor: rows_of(tensor, rows), data)
+        part = data if rows is None else map_tensors(lambda tensor: rows_of(tensor, rows), data)
         return traced.scalars(tf.constant(shift), *part)
 
     dtypes = [entry.dtype for entry in traced.entries]
     of_rows = [entry.shape.rank != 0 for entry in traced.entries]
-    return ReductionCheck(traced.names, dtypes, is_mean, of_rows, traced.main, traced.is_random)(
+    return CallCheck(traced.names, dtypes, is_mean, of_rows, traced.main, traced.is_random)(
         scalars, few
     )
 

@@ -1,17 +1,16 @@
-"""Whether losses are what they are said to be: compared in the first windows, for examples and
-their halves.
+"""Whether losses are what they are said to be: compared for some examples and for their halves.
 
-A loss that is one number for a batch, of a layer or of the model's own `compute_loss`, is said to
-be a mean or a sum over the examples. Then the mean of the halves' numbers, weighted by their sizes,
-or their sum, must be the number of all examples. A load-balancing loss, the product of two means,
-is neither.
+A loss that is one number for a batch is said to be a mean or a sum over the examples. Then the mean
+of the halves' numbers, weighted by their sizes, or their sum, must be the number of all examples. A
+load-balancing loss, the product of two means, is neither.
 
-A loss function that returns a value for each example must not use the other examples, as a
-contrastive loss does: the sum of its values must be the sum of the halves' sums.
+A loss with a value for each example must not use the other examples, as a contrastive loss does:
+the sum of its values must be the sum of the halves' sums.
 """
 
+import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -29,42 +28,119 @@ from gradlab._traced_graphs import Dependence, stateful_draws
 from gradlab.fit import keras_private as internals
 from gradlab.fit.losses.loss_terms import Objective
 
-UNKNOWN, MEAN, SUM, NEITHER, RANDOM = range(5)
-KINDS = {"mean": MEAN, "sum": SUM}
-MOST_LOSSES = 4096  # of one model: how many are added is known only when the function is traced
-# That must tell the same: one alone may have equal labels or weights, or a factor that is still 0
+# Windows, or calls, that must tell: one alone may have equal labels or weights, or a factor that is
+# still 0. One if a loss of one's own draws random numbers, because each comparison has a small
+# chance to refuse a loss that is right.
 WINDOWS = 3
+RANDOM_CALLS = 1
+REPETITIONS = 4
+# A loss that draws random numbers is refused only if it is this many times closer to a sum than a
+# sum is to a mean, or the other way around, and if the noise is as small.
+CLEARLY = 4.0
+WRONG = -1
 
 RANDOM_WARNING = (
     "{name} draws random numbers, so gradlab cannot check that an example's loss does not depend "
     "on the other examples."
 )
 RULE = (
-    '{name} must be a {reduction} over the examples, as batch_losses="{reduction}" says; its '
-    "values for some examples and for their two halves are not. Received:"
+    '{name} must be a {said} over the examples, as batch_losses="{said}" says; its values for some '
+    "examples and for their two halves are not. Received:"
 )
 OTHERS_RULE = (
     "{name} must give each example a loss that does not depend on the other examples of the "
     "batch; the sum of its values for some examples is not that of their two halves "
     "(gradlab.WholeBatch computes such a loss). Received:"
 )
+OWN_RULE = (
+    "{name} must be a {said} over the examples, as the reduction says, but its values for some "
+    "examples and for their two halves are not. Received:"
+)
+ROWS_RULE = (
+    "{name} must have a row for each example that does not depend on the other examples; a sum "
+    "over its rows for some examples is not that of their two halves. Received:"
+)
+
+
+class Comparison(NamedTuple):
+    """What the numbers of some examples and of their halves show.
+
+    Attributes:
+        wrong: whether each number is not what it is said to be, shape (numbers,).
+        tells: whether a mean and a sum differ in it, shape (numbers,).
+        numbers: each one for all of the examples and for their halves, shape (numbers, 3).
+    """
+
+    wrong: tf.Tensor
+    tells: tf.Tensor
+    numbers: tf.Tensor
+
+
+def compare(
+    scalars: Callable[[slice | None, int], tf.Tensor],
+    examples: tf.Tensor,
+    is_mean: list[bool],
+    near: Callable[[], list[float]],
+    is_random: bool = False,
+) -> Comparison:
+    """Compares numbers with what they are said to be.
+
+    Args:
+        scalars: a function (rows, shift) -> the numbers of these examples, or of all for None, with
+            random numbers that depend on the shift; shape (numbers,).
+        examples: the number of examples.
+        is_mean: whether each number is said to be a mean, otherwise a sum.
+        near: a function () -> the relative rounding error to expect of each, asked for after them.
+        is_random: whether they depend on random numbers.
+    """
+    repetitions = REPETITIONS if is_random else 1
+    repeated = tf.stack([scalars(None, shift) for shift in range(repetitions)])
+    middle = (examples + 1) // 2
+    halves = slice(0, middle), slice(middle, examples)
+    first, second = (scalars(rows, repetitions + i) for i, rows in enumerate(halves))
+    whole = repeated[0]
+    dtype = whole.dtype
+    share = tf.cast(middle, dtype) / tf.cast(examples, dtype)
+    mean = share * first + (1 - share) * second
+    total = first + second
+    said = tf.where(is_mean, mean, total)
+    other = tf.where(is_mean, total, mean)
+    numbers = tf.stack([whole, first, second], axis=1)
+    margin = tf.constant(near(), dtype) * tf.reduce_max(tf.abs(numbers), axis=1)
+    is_finite = tf.math.is_finite(whole)
+    # A comparison with NaN, which the half of the examples may give, is false.
+    is_said = tf.abs(whole - said) <= margin
+    tells = is_finite & ~(is_said & (tf.abs(whole - other) <= margin))
+    wrong = ~is_said & is_finite
+    if is_random:
+        noise = tf.reduce_max(repeated, 0) - tf.reduce_min(repeated, 0)
+        wrong = CLEARLY * tf.maximum(tf.abs(whole - other), noise) < tf.abs(said - other)
+    return Comparison(wrong, tells, numbers)
+
+
+def checks(comparison: Comparison, rules: list[str]) -> list:
+    """Operations that fail with a number's rule if it is wrong."""
+    made = [
+        tf.debugging.Assert(~comparison.wrong[i], [rule, comparison.numbers[i]])
+        for i, rule in enumerate(rules)
+    ]
+    return [check for check in made if check is not None]
 
 
 class LossCheck:
-    """Compares losses with what they are said to be, in the first windows that tell."""
+    """Compares the losses of a model with what they are said to be, in the first windows that tell."""
 
     def __init__(self):
-        # A variable, once it is built; its last element counts the windows that told
-        self._kinds: Any = None
-        self._is_settled = False
+        self._windows_seen: Any = None  # a variable, once it is built
+        self._drawing: list[str] = []  # the names of losses that cannot be compared
 
     def build(self) -> None:
-        """Creates the variable that remembers; with several replicas, call it in the strategy's
-        scope."""
-        if self._kinds is None:
+        """Creates the variable that counts the windows that told; with several replicas, call it in
+        the strategy's scope."""
+        if self._windows_seen is None:
             with tf.init_scope():
-                self._kinds = tf.Variable(
-                    tf.fill([MOST_LOSSES + 1], UNKNOWN),
+                self._windows_seen = tf.Variable(
+                    0,
                     trainable=False,
                     # Each replica finds out by itself
                     synchronization=tf.VariableSynchronization.ON_READ,
@@ -72,86 +148,248 @@ class LossCheck:
                 )
 
     def check(
-        self,
-        names: list[str],
-        reductions: list[str],
-        losses: Callable,
-        batch: tuple,
-        microbatch_size: Any,
+        self, names: list[str], said: list[str], losses: "Halves", batch: tuple, size: Any
     ) -> tf.Tensor:
-        """Fails when it is computed, if a loss is not what it is said to be.
+        """Fails when it is computed, if a loss is not what it is said to be. Those that draw random
+        numbers are not compared.
 
         Args:
             names: the names of the losses.
-            reductions: what each is said to be: "mean", "sum", or "rows" for the sum of one value
-                for each example.
-            losses: a function (batch) -> a function (whether to change the predictions) -> (the
-                losses of the batch, of the same batch once more, of its first half, of its second
-                half, the relative rounding error to expect of each), all of shape (losses,).
+            said: what each is said to be: "mean", "sum", or "rows" for the sum of one value for
+                each example.
+            losses: computes them.
             batch: (x, y, sample_weight).
-            microbatch_size: the examples of a micro-batch: the most that are looked at, or 2.
+            size: the examples of a micro-batch: the most that are looked at, or 2.
 
         Returns:
             What to `remember` of this window.
         """
-        number = len(names)
-        few = tf.minimum(examples_of(batch), tf.maximum(2, microbatch_size))
-        remembered = self._kinds.read_value()
-        known = remembered[:number]
-        windows_seen = remembered[MOST_LOSSES]
+        few = tf.minimum(examples_of(batch), tf.maximum(2, size))
+        windows_seen = self._windows_seen.read_value()
+        is_mean = [one == "mean" for one in said]
+        rules = [
+            OTHERS_RULE.format(name=name) if one == "rows" else RULE.format(name=name, said=one)
+            for name, one in zip(names, said)
+        ]
 
-        def compare():
+        def compared():
             part = spread_rows((*batch[:2], unequal_weights(batch[2])), few)
             of_part = losses(part)
-            seen = of_part(True)
-            kinds = _kinds(seen, few)
-            unknown = kinds == UNKNOWN
-            as_they_are = tf.cond(
-                tf.reduce_any(unknown),
-                lambda: _kinds(of_part(False), few),
-                lambda: tf.identity(kinds),
+            seen = compare(of_part(True), few, is_mean, losses.near)
+            drawing = tf.constant(losses.is_random)
+            of_rows = zip(names, said, losses.is_random)
+            self._drawing = [name for name, one, draws in of_rows if draws and one == "rows"]
+            # Where predictions that were moved tell nothing, those of the model may.
+            as_it_is = tf.cond(
+                tf.reduce_all(seen.tells | drawing),
+                lambda: seen,
+                lambda: compare(of_part(False), few, is_mean, losses.near),
             )
-            kinds = tf.where(unknown, as_they_are, kinds)
-            for i, (name, reduction) in enumerate(zip(names, reductions)):
-                numbers = tf.stack([seen[0][i], *(half[i] for half in seen[2:4])])
-                said = KINDS.get(reduction, SUM)
-                is_right = (kinds[i] == said) | (kinds[i] == UNKNOWN) | (kinds[i] == RANDOM)
-                rule = OTHERS_RULE if reduction == "rows" else RULE
-                tf.debugging.Assert(
-                    is_right, [rule.format(name=name, reduction=reduction), numbers]
-                )
-            kinds = tf.where(known == RANDOM, known, kinds)
-            now = windows_seen + tf.cast(tf.reduce_all(kinds != UNKNOWN), windows_seen.dtype)
-            return tf.concat([kinds, tf.fill([MOST_LOSSES - number], UNKNOWN), [now]], 0)
+            wrong = tf.where(seen.tells, seen.wrong, as_it_is.wrong) & ~drawing
+            # TensorFlow runs them with the branch.
+            checks(Comparison(wrong, seen.tells, seen.numbers), rules)
+            tells = tf.reduce_all(seen.tells | as_it_is.tells | drawing)
+            return windows_seen + tf.cast(tells, windows_seen.dtype)
 
-        return tf.cond((windows_seen < WINDOWS) & (few > 1), compare, lambda: remembered)
+        return tf.cond((windows_seen < WINDOWS) & (few > 1), compared, lambda: windows_seen)
 
     def remember(self, found: tf.Tensor) -> None:
         """Keeps what `check` found, once the window counts: one that is only tried, or fails, does
         not."""
-        self._kinds.assign(found)
+        self._windows_seen.assign(found)
 
-    def warnings(self, names: list[str], reductions: list[str]) -> list[str]:
-        """A warning for each of these losses that cannot be compared, once all others are
-        settled."""
-        if self._kinds is None or self._is_settled:
-            return []
-        *kinds, windows_seen = (
-            tf.distribute.get_strategy().experimental_local_results(self._kinds)[0].numpy().tolist()
-        )
-        self._is_settled = windows_seen >= WINDOWS
-        drawing = [
-            name
-            for name, kind, one in zip(names, kinds, reductions)
-            if kind == RANDOM and one == "rows"
+    def warnings(self) -> list[str]:
+        """A warning for each loss with a value for each example that cannot be compared."""
+        return [RANDOM_WARNING.format(name=name) for name in sorted(set(self._drawing))]
+
+
+class CallCheck:
+    """Compares what a loss of one's own returns with what it is said to be, in the first calls of
+    each traced function.
+
+    Args:
+        names: the names of the numbers.
+        dtypes: their types.
+        is_mean: whether they are said to be means over the examples, otherwise sums.
+        of_rows: for each number, whether it is the sum over an entry's rows, which is a sum over
+            the examples.
+        main: the position of the one that is differentiated: where it is 0, a call tells nothing.
+        is_random: whether the loss draws random numbers.
+    """
+
+    def __init__(
+        self,
+        names: list[str],
+        dtypes: list[tf.DType],
+        is_mean: bool,
+        of_rows: list[bool],
+        main: int,
+        is_random: bool,
+    ):
+        self._main = main
+        self._is_random = is_random
+        self._is_mean = [is_mean and not rows for rows in of_rows]
+        self._near = [rounding(dtype) for dtype in dtypes]
+        said = "mean" if is_mean else "sum"
+        self._rules = [
+            ROWS_RULE.format(name=name) if rows else OWN_RULE.format(name=name, said=said)
+            for name, rows in zip(names, of_rows)
         ]
-        return [RANDOM_WARNING.format(name=name) for name in sorted(set(drawing))]
+
+    def __call__(self, scalars: Callable, few: tf.Tensor) -> tf.Tensor:
+        """Whether the numbers are what they are said to be, as far as is known: a boolean tensor.
+
+        If they are not, computing it also fails with a sentence, unless XLA compiles it, which
+        drops such checks.
+
+        Args:
+            scalars: the numbers, as for `compare`.
+            few: the number of examples to look at; fewer than two tell nothing.
+        """
+        verdict = _variable()
+        if verdict is None:  # eager code keeps nothing from one call to the next
+            return tf.cond(few > 1, lambda: self._compared(scalars, few)[0], lambda: True)
+        told = verdict.read_value()
+
+        def compared():
+            is_right, tells = self._compared(scalars, few)
+            found = tf.where(is_right, told + tf.cast(tells, told.dtype), WRONG)
+            verdict.assign(found)
+            return found
+
+        calls = RANDOM_CALLS if self._is_random else WINDOWS
+        is_due = (told != WRONG) & (told < calls) & (few > 1)
+        return tf.cond(is_due, compared, lambda: told) != WRONG
+
+    def _compared(self, scalars: Callable, few: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Whether the numbers are what they are said to be, and whether these examples tell."""
+        found = compare(scalars, few, self._is_mean, lambda: self._near, self._is_random)
+        with tf.control_dependencies(checks(found, self._rules)):
+            is_right = ~tf.reduce_any(found.wrong)
+            return is_right, tf.reduce_any(found.numbers[self._main] != 0)
 
 
-def both_halves(examples: tf.Tensor) -> tuple[slice, slice]:
-    """The rows of the first and of the second half."""
-    middle = (examples + 1) // 2
-    return slice(0, middle), slice(middle, examples)
+def _variable() -> tf.Variable | None:
+    """A new variable for a verdict, which lives as long as the graph that is being traced; None in
+    eager code."""
+    if tf.executing_eagerly():
+        return None
+    found: list[tf.Variable] = []
+
+    def create():
+        with tf.init_scope():
+            found.append(tf.Variable(0, trainable=False))
+
+    # Another thread is in the scope of no strategy: replicas, which are traced one after the other,
+    # cannot create a variable together here.
+    thread = threading.Thread(target=create)
+    thread.start()
+    thread.join()
+    # The graph itself keeps only its handle
+    tf.compat.v1.add_to_collection("gradlab", found[0])
+    return found[0]
+
+
+class Halves:
+    """The losses of a batch and of parts of it.
+
+    If layers add losses, each part has a forward pass of its own; it is traced once for all of
+    them. Otherwise the parts share one forward pass, so it does not matter whether the model draws
+    random numbers.
+
+    Args:
+        model: the model.
+        objective: its loss.
+        scope: a function (shift) -> a scope for a forward pass, whose random numbers depend on the
+            integer.
+        training: whether to train the model or to evaluate it.
+        adding: whether layers add losses.
+        dtype: the type of the losses.
+
+    Attributes:
+        is_random: whether each loss depends on random numbers that differ from part to part; known
+            once it was computed.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        objective: Objective,
+        scope: Callable,
+        training: bool,
+        adding: bool,
+        dtype: Any,
+    ):
+        self._model = model
+        self._objective = objective
+        self._scope = scope
+        self._training = training
+        self._adding = adding
+        self._dtype = dtype
+        self._near: list[float] = []
+        self.is_random: list[bool] = []
+
+    def near(self) -> list[float]:
+        """The relative rounding error to expect of each loss."""
+        return self._near
+
+    def __call__(self, batch: tuple) -> Callable[[bool], Callable]:
+        """A function (whether to change the predictions) -> the losses as `compare` asks for them."""
+        if self._adding:
+            return self._of_passes(batch)
+        with self._scope(0):
+            y_pred = internals.outputs_of(self._model, batch[0], self._training)
+        known = tensors_of(batch)[0].shape[0]
+
+        def of_predictions(is_moved):
+            predicted = moved(y_pred, is_moved)
+
+            def scalars(rows, shift):
+                part = _part(batch, rows)
+                of_part = predicted if rows is None else _predictions(predicted, rows, known)
+
+                def compute():
+                    with self._scope(0):
+                        found = self._objective.one_by_one(part, of_part, [])
+                    return self._stacked(found, [])
+
+                # Only a graph shows what draws random numbers.
+                return (
+                    tf.function(compute, autograph=False)() if tf.executing_eagerly() else compute()
+                )
+
+            return scalars
+
+        return of_predictions
+
+    def _of_passes(self, batch: tuple) -> Callable[[bool], Callable]:
+        """The same, with a forward pass for each part."""
+
+        @tf.function(autograph=False)
+        def losses(batch, is_moved, shift):
+            with self._scope(shift) as scope:
+                y_pred = internals.outputs_of(self._model, batch[0], self._training)
+                found = self._objective.one_by_one(batch, moved(y_pred, is_moved), scope.losses)
+            return self._stacked(found, [shift])
+
+        losses.get_concrete_function(
+            map_tensors(spec_of, batch), tf.TensorSpec([], tf.bool), tf.TensorSpec([], tf.int32)
+        )
+        return lambda is_moved: (
+            lambda rows, shift: losses(
+                _part(batch, rows), tf.constant(is_moved), tf.constant(shift)
+            )
+        )
+
+    def _stacked(self, found: list, shifts: list) -> tf.Tensor:
+        """The losses as one tensor; notes what is to be known of them."""
+        if not self._near:
+            drawing = stateful_draws(tf.compat.v1.get_default_graph())
+            draws = [output for operation in drawing for output in operation.outputs]
+            depends = Dependence([*draws, *shifts])
+            self.is_random = [depends(loss) for loss in found]
+        self._near = [rounding(loss.dtype) for loss in found]
+        return tf.stack([tf.cast(loss, self._dtype) for loss in found])
 
 
 def rounding(dtype: tf.DType) -> float:
@@ -177,116 +415,6 @@ def moved(predictions: Any, is_moved: Any) -> Any:
         return other
 
     return map_tensors(move, predictions)
-
-
-def _kinds(seen: tuple, examples: tf.Tensor) -> tf.Tensor:
-    whole, again, first, second, near = seen
-    dtype = whole.dtype
-    near = tf.cast(near, dtype)
-    share = tf.cast((examples + 1) // 2, dtype) / tf.cast(examples, dtype)
-
-    def equals(other, *parts):
-        size = tf.reduce_max(tf.abs(tf.stack([whole, *parts])), axis=0)
-        return tf.abs(whole - other) <= near * size
-
-    # A comparison with NaN, as the loss of one example may be, is false.
-    is_mean = equals(share * first + (1 - share) * second, first, second)
-    is_sum = equals(first + second, first, second)
-    kinds = tf.where(is_mean, MEAN, tf.where(is_sum, SUM, NEITHER))
-    kinds = tf.where(equals(again), kinds, RANDOM)
-    return tf.where((is_mean & is_sum) | ~tf.math.is_finite(whole), UNKNOWN, kinds)
-
-
-class Halves:
-    """The losses of a batch, of the same batch once more, and of its halves, as `LossCheck.check`
-    asks for them.
-
-    If layers add losses, each part has a forward pass of its own; it is traced once for all of
-    them. Otherwise the parts share one forward pass, so it does not matter whether the model draws
-    random numbers.
-
-    Args:
-        model: the model.
-        objective: its loss.
-        scope: a function (shift) -> a scope for a forward pass, whose random numbers depend on the
-            integer.
-        training: whether to train the model or to evaluate it.
-        adding: whether layers add losses.
-        dtype: the type of the losses.
-    """
-
-    def __init__(
-        self,
-        model: keras.Model,
-        objective: Objective,
-        scope: Callable,
-        training: bool,
-        adding: bool,
-        dtype: Any,
-    ):
-        self._model = model
-        self._objective = objective
-        self._scope = scope
-        self._training = training
-        self._adding = adding
-        self._dtype = dtype
-        self._near: list[float] = []
-        self._random: list[bool] = []  # whether each loss draws random numbers
-
-    def __call__(self, batch: tuple) -> Callable[[bool], tuple]:
-        """A function (whether to change the predictions) -> the losses of a batch and its parts, as
-        a tuple."""
-        halves = both_halves(examples_of(batch))
-        if self._adding:
-            whole = tf.function(self._of_model, autograph=False)
-            whole.get_concrete_function(
-                map_tensors(spec_of, batch), tf.TensorSpec([], tf.bool), tf.TensorSpec([], tf.int32)
-            )
-
-            def of_model(is_moved):
-                found = [
-                    whole(_part(batch, rows), tf.constant(is_moved), tf.constant(shift))
-                    for shift, rows in enumerate((None, None, *halves))
-                ]
-                # Operations that draw with a seed of TensorFlow's draw the same numbers in each of
-                # these calls.
-                found[1] = tf.where(self._random, tf.constant(float("nan"), self._dtype), found[1])
-                return *found, self._near
-
-            return of_model
-        with self._scope(0):
-            y_pred = internals.outputs_of(self._model, batch[0], self._training)
-        known = tensors_of(batch)[0].shape[0]
-
-        def of_loss(is_moved):
-            predicted = moved(y_pred, is_moved)
-            parts = [
-                predicted,
-                predicted,
-                *(_predictions(predicted, rows, known) for rows in halves),
-            ]
-            with self._scope(0):
-                each = zip((None, None, *halves), parts)
-                found = [
-                    self._stacked(self._objective.one_by_one(_part(batch, rows), y, []))
-                    for rows, y in each
-                ]
-            return *found, self._near
-
-        return of_loss
-
-    def _of_model(self, batch: tuple, is_moved: tf.Tensor, shift: tf.Tensor) -> tf.Tensor:
-        with self._scope(shift) as scope:
-            y_pred = moved(internals.outputs_of(self._model, batch[0], self._training), is_moved)
-            found = self._objective.one_by_one(batch, y_pred, scope.losses)
-        drawing = stateful_draws(tf.compat.v1.get_default_graph())
-        is_random = Dependence([output for operation in drawing for output in operation.outputs])
-        self._random = [is_random(loss) for loss in found]
-        return self._stacked(found)
-
-    def _stacked(self, found: list) -> tf.Tensor:
-        self._near = [rounding(loss.dtype) for loss in found]
-        return tf.stack([tf.cast(loss, self._dtype) for loss in found])
 
 
 def _part(batch: tuple, rows: slice | None) -> tuple:

@@ -127,8 +127,6 @@ class WindowProgram:
         self.in_flight = None if in_flight == "auto" else InFlight(int(in_flight), AS_ASKED)
         self._loss_check = LossCheck()
         self._traced: tuple[Any, Traced] | None = None
-        # Names of losses, and what each is said to be
-        self._said: tuple[list[str], list[str]] = [], []
 
     def build(self) -> None:
         """Creates the variables of the pass; with several replicas, call it in the strategy's
@@ -177,7 +175,7 @@ class WindowProgram:
     def warnings(self) -> list[str]:
         """What a user should know of losses that gradlab cannot add up or check, once, after the
         first window."""
-        return self._loss_check.warnings(*self._said)
+        return self._loss_check.warnings()
 
     def __call__(
         self,
@@ -410,7 +408,6 @@ class WindowProgram:
         """Compares losses with what they are said to be, in the first windows: what to remember, or
         None."""
         names = plan.numbers + plan.adding + plan.unknown
-        self._said = names, plan.reductions + ["rows"] * len(plan.unknown)
         if not names:
             return None
         values = plan.state.begin()
@@ -423,7 +420,8 @@ class WindowProgram:
         losses = Halves(
             self._model, self._objective, scope, training, plan.adds, self._loop.weight_dtype
         )
-        return self._loss_check.check(*self._said, losses, batch, size)
+        said = plan.reductions + ["rows"] * len(plan.unknown)
+        return self._loss_check.check(names, said, losses, batch, size)
 
     def _adds_as_much(self, plan: Plan, batch: tuple) -> bool:
         """Whether the layers add as many losses without training, when dropout and the like draw
