@@ -68,11 +68,13 @@ class Comparison(NamedTuple):
     Attributes:
         wrong: whether each number is not what it is said to be, shape (numbers,).
         tells: whether a mean and a sum differ in it, shape (numbers,).
+        varies: whether it differs when it is computed once more, shape (numbers,).
         numbers: each one for all of the examples and for their halves, shape (numbers, 3).
     """
 
     wrong: tf.Tensor
     tells: tf.Tensor
+    varies: tf.Tensor
     numbers: tf.Tensor
 
 
@@ -93,7 +95,7 @@ def compare(
         near: a function () -> the relative rounding error to expect of each, asked for after them.
         is_random: whether they depend on random numbers.
     """
-    repetitions = REPETITIONS if is_random else 1
+    repetitions = REPETITIONS if is_random else 2
     repeated = tf.stack([scalars(None, shift) for shift in range(repetitions)])
     middle = (examples + 1) // 2
     halves = slice(0, middle), slice(middle, examples)
@@ -112,18 +114,15 @@ def compare(
     is_said = tf.abs(whole - said) <= margin
     tells = is_finite & ~(is_said & (tf.abs(whole - other) <= margin))
     wrong = ~is_said & is_finite
+    noise = tf.reduce_max(repeated, 0) - tf.reduce_min(repeated, 0)
     if is_random:
-        noise = tf.reduce_max(repeated, 0) - tf.reduce_min(repeated, 0)
         wrong = CLEARLY * tf.maximum(tf.abs(whole - other), noise) < tf.abs(said - other)
-    return Comparison(wrong, tells, numbers)
+    return Comparison(wrong, tells, ~(noise <= margin), numbers)
 
 
-def checks(comparison: Comparison, rules: list[str]) -> list:
+def checks(wrong: tf.Tensor, numbers: tf.Tensor, rules: list[str]) -> list:
     """Operations that fail with a number's rule if it is wrong."""
-    made = [
-        tf.debugging.Assert(~comparison.wrong[i], [rule, comparison.numbers[i]])
-        for i, rule in enumerate(rules)
-    ]
+    made = [tf.debugging.Assert(~wrong[i], [rule, numbers[i]]) for i, rule in enumerate(rules)]
     return [check for check in made if check is not None]
 
 
@@ -176,19 +175,19 @@ class LossCheck:
             part = spread_rows((*batch[:2], unequal_weights(batch[2])), few)
             of_part = losses(part)
             seen = compare(of_part(True), few, is_mean, losses.near)
-            drawing = tf.constant(losses.is_random)
+            # It may draw random numbers, or read a counter that it increments.
+            varies = tf.constant(losses.is_random) | seen.varies
             of_rows = zip(names, said, losses.is_random)
             self._drawing = [name for name, one, draws in of_rows if draws and one == "rows"]
             # Where predictions that were moved tell nothing, those of the model may.
             as_it_is = tf.cond(
-                tf.reduce_all(seen.tells | drawing),
+                tf.reduce_all(seen.tells | varies),
                 lambda: seen,
                 lambda: compare(of_part(False), few, is_mean, losses.near),
             )
-            wrong = tf.where(seen.tells, seen.wrong, as_it_is.wrong) & ~drawing
-            # TensorFlow runs them with the branch.
-            checks(Comparison(wrong, seen.tells, seen.numbers), rules)
-            tells = tf.reduce_all(seen.tells | as_it_is.tells | drawing)
+            wrong = tf.where(seen.tells, seen.wrong, as_it_is.wrong) & ~varies
+            checks(wrong, seen.numbers, rules)  # TensorFlow runs them with the branch
+            tells = tf.reduce_all(seen.tells | as_it_is.tells | varies)
             return windows_seen + tf.cast(tells, windows_seen.dtype)
 
         return tf.cond((windows_seen < WINDOWS) & (few > 1), compared, lambda: windows_seen)
@@ -264,7 +263,7 @@ class CallCheck:
     def _compared(self, scalars: Callable, few: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Whether the numbers are what they are said to be, and whether these examples tell."""
         found = compare(scalars, few, self._is_mean, lambda: self._near, self._is_random)
-        with tf.control_dependencies(checks(found, self._rules)):
+        with tf.control_dependencies(checks(found.wrong, found.numbers, self._rules)):
             is_right = ~tf.reduce_any(found.wrong)
             return is_right, tf.reduce_any(found.numbers[self._main] != 0)
 
@@ -349,9 +348,10 @@ class Halves:
                 of_part = predicted if rows is None else _predictions(predicted, rows, known)
 
                 def compute():
-                    with self._scope(0):
+                    number = tf.constant(shift)
+                    with self._scope(number):
                         found = self._objective.one_by_one(part, of_part, [])
-                    return self._stacked(found, [])
+                    return self._stacked(found, [number])
 
                 # Only a graph shows what draws random numbers.
                 return (
