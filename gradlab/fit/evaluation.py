@@ -12,7 +12,7 @@ from gradlab.averaging import accumulation_dtype
 from gradlab.fit import keras_private as internals
 from gradlab.fit.losses.loss_terms import Objective
 from gradlab.fit.program.in_flight import choose
-from gradlab.fit.program.precut import is_given, rows_to_predict
+from gradlab.fit.program.precut import is_precut, rows_to_predict
 from gradlab.fit.program.update import regularization_loss
 from gradlab.fit.program.window_program import WindowProgram
 from gradlab.fit.replicas import sum_over_replicas
@@ -99,7 +99,7 @@ def predict_in_microbatches(
     Outputs that are no dense tensors, or have a first dimension of a fixed size, cannot be put
     together from those of micro-batches: the batch is then computed at once.
     """
-    if is_given(microbatch_size):
+    if is_precut(microbatch_size):
         microbatch_size = rows_to_predict(x)
         in_flight = 1
     found = []

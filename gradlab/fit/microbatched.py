@@ -32,7 +32,7 @@ from gradlab.fit.program.input_checks import (
     graph_errors,
     one_sentence_errors,
 )
-from gradlab.fit.program.precut import uncut
+from gradlab.fit.program.precut import join
 from gradlab.fit.program.update import WindowUpdate
 from gradlab.fit.sizes.auto_size import AutoSize, checked_size
 from gradlab.fit.sizes.auto_steps import AutoSteps
@@ -407,6 +407,6 @@ class _Steps:
         check_stateless(self._model)
         batch = map_tensors(as_tensor, keras.utils.unpack_x_y_sample_weight(data))
         check_lengths(batch)
-        batch, cut = uncut(batch, self._microbatch_size)
+        batch, cut = join(batch, self._microbatch_size)
         internals.build_from_batch(self._model, batch, training)
         return *batch, cut

@@ -29,7 +29,7 @@ from gradlab.fit.program.input_checks import (
     check_model,
     one_sentence_errors,
 )
-from gradlab.fit.program.precut import is_given, specs_of_microbatch, uncut, weighted
+from gradlab.fit.program.precut import is_precut, join, specs_of_microbatch, weighted
 from gradlab.fit.program.update import Outcome, WindowUpdate
 from gradlab.fit.records import UpdateRecord
 from gradlab.fit.replicas import is_chief, over_workers, replicas_here, rows_of_replica
@@ -189,7 +189,7 @@ class Trainer:
     def microbatch_size(self) -> int | None:
         """The number of examples of a micro-batch; None before it is chosen, in the first update,
         or if it is given."""
-        if is_given(self._size):
+        if is_precut(self._size):
             return None
         return self._size if self._auto is None else self._auto.chosen
 
@@ -466,6 +466,6 @@ class Trainer:
     def _on_replica(self, window: tuple, replicas: tf.Tensor) -> Outcome:
         if self.strategy.num_replicas_in_sync > 1:
             window = rows_of_replica(window, replicas)
-        window, cut = uncut(window, self._size)
+        window, cut = join(window, self._size)
         (x, y, sample_weight), cut = weighted(self._weight_fn, window, cut)
         return self._update(x, y, sample_weight, cut)

@@ -26,7 +26,7 @@ RULE_OF_NUMBERS = (
 )
 
 
-def is_given(microbatch_size: Any) -> bool:
+def is_precut(microbatch_size: Any) -> bool:
     """Whether it is "given"; it may also be a tensor, a variable or a `Cut`, which cannot be
     compared with it."""
     return isinstance(microbatch_size, str) and microbatch_size == GIVEN
@@ -43,10 +43,10 @@ def specs_of_microbatch(specs: Any, microbatch_size: Any) -> Any:
             else spec
         )
 
-    return map_tensors(dense, specs) if is_given(microbatch_size) else specs
+    return map_tensors(dense, specs) if is_precut(microbatch_size) else specs
 
 
-def uncut(window: Any, microbatch_size: Any) -> tuple[Any, Cut | None]:
+def join(window: Any, microbatch_size: Any) -> tuple[Any, Cut | None]:
     """The examples of a window one after the other, as dense tensors, and where the window was cut.
 
     Args:
@@ -57,7 +57,7 @@ def uncut(window: Any, microbatch_size: Any) -> tuple[Any, Cut | None]:
         ValueError: some of the tensors are ragged, but not all, or the step is not compiled.
         tf.errors.InvalidArgumentError: the tensors are cut in different places.
     """
-    if not is_given(microbatch_size):
+    if not is_precut(microbatch_size):
         return window, None
     tensors = tensors_of(window)
     ragged = [tensor for tensor in tensors if isinstance(tensor, tf.RaggedTensor)]
