@@ -7,7 +7,9 @@ import pytest
 
 import benchmarks.__main__ as benchmark
 import benchmarks.classroom.__main__ as classroom
+import gradlab
 from benchmarks import (
+    first_update,
     growth,
     guard,
     memory,
@@ -72,6 +74,12 @@ def test_memory_is_measured():
 @pytest.mark.slow
 def test_workers_are_measured():
     assert min(growth.workers(2)) > 0
+
+
+@pytest.mark.parametrize("name", ["autoencoder", "captcha", "structured_data"])
+def test_the_first_update_is_timed_with_what_a_program_says_of_its_losses(name):
+    program = first_update._load(first_update.EXAMPLES / f"{name}.py")
+    assert min(first_update.seconds(program, None), first_update.seconds(program, gradlab)) > 0
 
 
 def test_growth_table_of_known_rows():

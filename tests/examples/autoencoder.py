@@ -7,6 +7,7 @@ from keras import layers, ops
 
 rng = np.random.default_rng(10)
 points = rng.normal(size=(29, 6)).astype("float32")
+BATCH_LOSSES = "mean"  # what its layer adds, over the examples
 
 
 class Reconstruction(layers.Layer):

@@ -9,6 +9,7 @@ from keras import layers, ops
 rng = np.random.default_rng(9)
 images = rng.normal(size=(14, 12, 6)).astype("float32")
 texts = rng.integers(0, 5, (14, 3))
+BATCH_LOSSES = "sum"  # what its layer adds, over the examples
 
 
 class CTC(layers.Layer):
