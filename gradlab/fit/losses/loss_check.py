@@ -365,7 +365,8 @@ class Halves:
     def _of_passes(self, batch: tuple) -> Callable[[bool], Callable]:
         """The same, with a forward pass for each part."""
 
-        @tf.function(autograph=False)
+        # TensorFlow would copy the model to each of the eight places where it is called.
+        @tf.function(autograph=False, experimental_attributes={"_noinline": True})
         def losses(batch, is_moved, shift):
             with self._scope(shift) as scope:
                 y_pred = internals.outputs_of(self._model, batch[0], self._training)
