@@ -247,6 +247,36 @@ def test_a_compiled_call_of_a_model():
     assert_equal(lambda: Compiled(network(keras.layers.Dense(3)).layers), fitted(), 3)
 
 
+class Linear(keras.layers.Layer):
+    """Its call is helped by a compiled function."""
+
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=(shape[-1], 4))
+
+    @tf.function
+    def product(self, x, training=False):
+        return tf.matmul(x, tf.convert_to_tensor(self.kernel))
+
+    def call(self, x, training=False):
+        return self.product(x, training=training)
+
+
+class CompiledLinear(Linear):
+    @tf.function
+    def call(self, x, training=False):
+        return tf.matmul(x, tf.convert_to_tensor(self.kernel))
+
+
+@pytest.mark.parametrize("layer", [Linear, CompiledLinear])
+@pytest.mark.parametrize("metrics", [None, ["mae"]])
+def test_a_compiled_call_of_a_layer(layer, metrics):
+    def run(model):
+        model.compile("sgd", "mse", metrics=metrics)
+        return history(model.fit(X, Y, **FIT))
+
+    assert_equal(lambda: network(layer()), run, 3)
+
+
 class FromOne(keras.losses.SparseCategoricalCrossentropy):
     """Labels begin with 1, and 0 does not count."""
 

@@ -83,7 +83,9 @@ def trace_forward(
     @tf.function(autograph=False)
     def divisors(x, y, sample_weight):
         batch = x, y, sample_weight
-        known = [*model.variables, *(model.metrics_variables if with_metrics else [])]
+        # Other variables are read as they are: a tf.function inside the model keeps what it has
+        # traced here, which must not belong to this graph.
+        known = model.metrics_variables if with_metrics else []
         scope = internals.RecordingScope([(v, tf.identity(v.value)) for v in known])
         before = dict(scope.state_mapping)
         with scope:
@@ -106,11 +108,10 @@ def trace_forward(
         plan = MetricsPlan()
         if with_metrics:
             metric_ids = {id(variable) for variable in model.metrics_variables}
-            others = [tensor for key, tensor in before.items() if key not in metric_ids]
             of_metrics = [before[key] for key in metric_ids if key in before]
             metrics = Dependence(of_metrics)
             until = [*tf.nest.flatten(y_pred, expand_composites=True), *of_metrics]
-            reads = Dependence(others, until=until, types=("ReadVariableOp",))
+            reads = Dependence([], until=until, types=("ReadVariableOp",))
             plan = plan_metrics(
                 model, scope, before, in_loss, logs, from_data, metrics, reads if training else None
             )
