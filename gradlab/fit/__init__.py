@@ -2,7 +2,7 @@
 
 A batch of `fit` comes into `microbatched`, whose `train_step` hands it to `program.update`: there,
 the window program (`program.window_program`) computes it micro-batch by micro-batch in the loop of
-`gradlab.window`, and assigns nothing; then one method applies what it gives. What a trace of the
+`gradlab.window`, and applies nothing; then one method applies what it gives. What a trace of the
 model shows beforehand is in `program.tracing`. Evaluation is the same program without the update.
 
 The rooms, each of which uses those before it: `keras_private`, `replicas`, `losses`, `variables`,

@@ -425,9 +425,13 @@ def build_compiled(model: keras.Model, batch: tuple, y_pred: Any, training: bool
         return
     failed: list[BaseException] = []
     types = map_tensors(tf.type_spec_from_value, (*batch, y_pred))
+    masks = map_tensors(tf.type_spec_from_value, [mask_of(one) for one in tf.nest.flatten(y_pred)])
 
     def build():
         *alike, predicted = map_tensors(_placeholder, types)
+        for tensor, mask in zip(tf.nest.flatten(predicted), map_tensors(_placeholder, masks)):
+            if mask is not None:
+                set_mask(tensor, mask)
         _build_compiled(model, tuple(alike), predicted, training)
 
     def build_outside():

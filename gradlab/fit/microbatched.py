@@ -266,10 +266,9 @@ class _Steps:
         VGG-16.
         """
         model = self._model
-        if self._update.optimizer is not model.optimizer and (
-            model.train_function is None or force
-        ):
-            self._prepare()  # it was replaced after `compile`
+        is_replaced = self._update.optimizer is not model.optimizer
+        if force or (model.train_function is None and is_replaced):
+            self._prepare()  # what was traced may no longer hold
         with model.distribute_strategy.scope():
             if model.built and model.trainable_weights:
                 # Which must not create variables later, not even with one replica

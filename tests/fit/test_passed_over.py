@@ -460,3 +460,53 @@ def test_code_that_needs_numbers_is_refused_in_a_sentence(how):
         ValueError, match="^A model with run_eagerly=True must not need the numbers of a batch"
     ):
         model.fit(X, X, **FIT)
+
+
+def test_a_layer_that_is_frozen_between_two_fits():
+    """Batch normalization then uses its moving averages; the function is made again."""
+
+    def run(model):
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        model.fit(X, Y, **FIT)
+        model.get_layer("norm").trainable = False
+        model.make_train_function(force=True)
+        return history(model.fit(X, Y, **FIT))
+
+    norm = lambda: keras.layers.BatchNormalization(momentum=0.5, name="norm")  # noqa: E731
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert_equal(lambda: network(norm()), run, len(X))
+
+
+class Masked(keras.Model):
+    """Counts what the mask of its outputs lets through, which must be there."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = keras.layers.Embedding(5, 3, mask_zero=True)
+        self.count = keras.metrics.Sum("count")
+
+    def build(self, shape):
+        self.embed.build(shape)
+        self.built = True
+
+    def call(self, x):
+        return self.embed(x)
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        self.count.update_state(ops.cast(y_pred._keras_mask, "float32"))
+        return super().compute_metrics(x, y, y_pred, sample_weight)
+
+
+def test_metrics_see_the_mask_when_they_are_made():
+    def build():
+        model = Masked()
+        model.build([None, 6])
+        return model
+
+    def run(model):
+        model.compile("sgd", "mse", metrics=["mae"])
+        tokens = np.arange(48).reshape(8, 6) % 5
+        return history(model.fit(tokens, np.ones([8, 6, 3]), batch_size=8, verbose=0))
+
+    assert_equal(build, run, 3, but=("mae",))

@@ -9,7 +9,7 @@ the sum of its values must be the sum of the halves' sums.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -117,7 +117,7 @@ def compare(
     noise = tf.reduce_max(repeated, 0) - tf.reduce_min(repeated, 0)
     if is_random:
         wrong = CLEARLY * tf.maximum(tf.abs(whole - other), noise) < tf.abs(said - other)
-    return Comparison(wrong, tells, ~(noise <= margin), numbers)
+    return Comparison(wrong, tells, is_finite & ~(noise <= margin), numbers)
 
 
 def checks(wrong: tf.Tensor, numbers: tf.Tensor, rules: list[str]) -> list:
@@ -150,7 +150,7 @@ class LossCheck:
         self, names: list[str], said: list[str], losses: "Halves", batch: tuple, size: Any
     ) -> tf.Tensor:
         """Fails when it is computed, if a loss is not what it is said to be. Those that draw random
-        numbers are not compared.
+        numbers, or differ when they are computed once more, are not compared.
 
         Args:
             names: the names of the losses.
@@ -175,19 +175,20 @@ class LossCheck:
             part = spread_rows((*batch[:2], unequal_weights(batch[2])), few)
             of_part = losses(part)
             seen = compare(of_part(True), few, is_mean, losses.near)
-            # It may draw random numbers, or read a counter that it increments.
-            varies = tf.constant(losses.is_random) | seen.varies
+            is_random = tf.constant(losses.is_random)
             of_rows = zip(names, said, losses.is_random)
             self._drawing = [name for name, one, draws in of_rows if draws and one == "rows"]
             # Where predictions that were moved tell nothing, those of the model may.
             as_it_is = tf.cond(
-                tf.reduce_all(seen.tells | varies),
+                tf.reduce_all(seen.tells | is_random),
                 lambda: seen,
                 lambda: compare(of_part(False), few, is_mean, losses.near),
             )
+            # A loss may draw random numbers, or read a counter that it increments.
+            varies = is_random | tf.where(seen.tells, seen.varies, as_it_is.varies)
             wrong = tf.where(seen.tells, seen.wrong, as_it_is.wrong) & ~varies
             checks(wrong, seen.numbers, rules)  # TensorFlow runs them with the branch
-            tells = tf.reduce_all(seen.tells | as_it_is.tells | varies)
+            tells = tf.reduce_all(seen.tells | as_it_is.tells | is_random)
             return windows_seen + tf.cast(tells, windows_seen.dtype)
 
         return tf.cond((windows_seen < WINDOWS) & (few > 1), compared, lambda: windows_seen)
@@ -265,7 +266,7 @@ class CallCheck:
         found = compare(scalars, few, self._is_mean, lambda: self._near, self._is_random)
         with tf.control_dependencies(checks(found.wrong, found.numbers, self._rules)):
             is_right = ~tf.reduce_any(found.wrong)
-            return is_right, tf.reduce_any(found.numbers[self._main] != 0)
+            return is_right, tf.reduce_any(tf.abs(found.numbers[self._main]) > 0)
 
 
 def _variable() -> tf.Variable | None:
@@ -351,7 +352,8 @@ class Halves:
                     number = tf.constant(shift)
                     with self._scope(number):
                         found = self._objective.one_by_one(part, of_part, [])
-                    return self._stacked(found, [number])
+                    of_model = tf.nest.flatten(of_part, expand_composites=True)
+                    return self._stacked(found, number, of_model)
 
                 # Only a graph shows what draws random numbers.
                 return (
@@ -371,7 +373,7 @@ class Halves:
             with self._scope(shift) as scope:
                 y_pred = internals.outputs_of(self._model, batch[0], self._training)
                 found = self._objective.one_by_one(batch, moved(y_pred, is_moved), scope.losses)
-            return self._stacked(found, [shift])
+            return self._stacked(found, shift)
 
         losses.get_concrete_function(
             map_tensors(spec_of, batch), tf.TensorSpec([], tf.bool), tf.TensorSpec([], tf.int32)
@@ -382,12 +384,15 @@ class Halves:
             )
         )
 
-    def _stacked(self, found: list, shifts: list) -> tf.Tensor:
-        """The losses as one tensor; notes what is to be known of them."""
+    def _stacked(self, found: list, shift: tf.Tensor, of_model: Sequence = ()) -> tf.Tensor:
+        """The losses as one tensor; notes what is to be known of them. What the model itself draws,
+        if all parts share its forward pass, is the same for them."""
         if not self._near:
             drawing = stateful_draws(tf.compat.v1.get_default_graph())
             draws = [output for operation in drawing for output in operation.outputs]
-            depends = Dependence([*draws, *shifts])
+            depends = Dependence(
+                [*draws, shift], until=[one for one in of_model if one is not None]
+            )
             self.is_random = [depends(loss) for loss in found]
         self._near = [rounding(loss.dtype) for loss in found]
         return tf.stack([tf.cast(loss, self._dtype) for loss in found])

@@ -8,7 +8,7 @@ In words::
         carry = update(carry, its evaluation)
     result = finish(carry)
 
-None of them assigns anything outside.
+None of them assigns anything.
 """
 
 from typing import Any, NamedTuple, Protocol
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import keras
 import tensorflow as tf
 
-from gradlab.fit.losses.loss_terms import Term
+from gradlab.fit.losses.term import Term
 from gradlab.fit.metrics.window_metrics import MetricsPlan
 from gradlab.fit.variables.batch_norm import MovingAverages
 from gradlab.fit.variables.carried_variables import CarriedState

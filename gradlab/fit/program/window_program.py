@@ -1,5 +1,4 @@
-"""One pass of a Keras model over a window, micro-batch by micro-batch: the part that training and
-evaluation share."""
+"""A Keras model over a window, micro-batch by micro-batch: what training and evaluation share."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -126,10 +125,11 @@ class WindowProgram:
         self._with_metrics = with_metrics
         self.in_flight = None if in_flight == "auto" else InFlight(int(in_flight), AS_ASKED)
         self._loss_check = LossCheck()
+        # Handed from `choose` to the next window of these types
         self._traced: tuple[Any, Traced] | None = None
 
     def build(self) -> None:
-        """Creates the variables of the pass; with several replicas, call it in the strategy's
+        """Creates the variables of the program; with several replicas, call it in the strategy's
         scope."""
         self._loss_check.build()
         # Replicas run in threads of their own, each of which has another one
@@ -144,37 +144,40 @@ class WindowProgram:
             accumulators: the bytes of the summed gradients.
         """
 
-        if self.in_flight is None:
+        def trace():
             specs = map_tensors(spec_of, batch)
-            self.in_flight = choose(
-                lambda: self._trace(specs).graph, self.microbatch_size, accumulators
-            )
+            self._traced = specs, self._trace(specs)
+            return self._traced[1].graph
+
+        if self.in_flight is None:
+            self.in_flight = choose(trace, self.microbatch_size, accumulators)
         return self.in_flight
 
     def label_rules(self, specs: tuple) -> list[tuple]:
         """The rules for targets like these, as `gradlab.fit.program.input_checks.label_rules` gives
         them."""
-        traced = self._trace(map_tensors(spec_of, specs))
+        specs = map_tensors(spec_of, specs)
+        traced = self._trace(specs)
+        self._traced = specs, traced  # the update needs it next
         return label_rules(traced.y, traced.terms)
 
     def _trace(self, specs: tuple) -> Traced:
-        """What one forward pass shows. What was traced outside of a step serves all steps."""
-        if self._traced is not None and equal_nests(specs, self._traced[0]):
-            return self._traced[1]
-        found = trace_forward(
+        """What one forward pass shows. A trace serves once: what it shows may change, as when a
+        layer is frozen."""
+        kept = self._traced
+        self._traced = None
+        if kept is not None and equal_nests(specs, kept[0]):
+            return kept[1]
+        return trace_forward(
             self._model,
             self._objective,
             specs,
             training=self._training,
             with_metrics=self._with_metrics,
         )
-        if tf.executing_eagerly() and not tf.distribute.has_strategy():
-            self._traced = specs, found
-        return found
 
     def warnings(self) -> list[str]:
-        """What a user should know of losses that gradlab cannot add up or check, once, after the
-        first window."""
+        """What a user should know of losses that gradlab cannot compare, after a window."""
         return self._loss_check.warnings()
 
     def __call__(
@@ -187,8 +190,8 @@ class WindowProgram:
         record: Callable | None = None,
         accumulators: list | None = None,
     ) -> WindowSums:
-        """Computes one window. It assigns nothing but the sums of gradients in `accumulators`, so it
-        can be computed again.
+        """Computes one window, and applies nothing of it, so it can be computed again. It assigns
+        the sums of gradients in `accumulators`; and a model that assigns variables at once does so.
 
         Args:
             batch: (x, y, sample_weight), this replica's part of the window, which may have no

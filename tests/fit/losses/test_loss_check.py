@@ -214,3 +214,34 @@ def test_a_regularizer_that_returns_an_array():
             model.fit(X, Y, batch_size=20, epochs=2, verbose=0, shuffle=False).history["loss"]
         )
     np.testing.assert_allclose(histories[1], histories[0], rtol=1e-5)
+
+
+def related(values):
+    """Values of which each depends on the others."""
+    return values - tf.reduce_mean(values)
+
+
+def test_a_loss_that_is_not_finite_for_moved_predictions_is_compared_with_those_of_the_model():
+    """It needs outputs above 1: the model's are, and those that gradlab moves are not."""
+
+    def loss(y, y_pred):
+        return related(tf.reduce_mean(tf.math.log(y_pred - 1.0), -1)) ** 2
+
+    model = keras.Sequential(
+        [keras.Input([4]), keras.layers.Dense(3, "softplus"), keras.layers.Rescaling(0.02, 1.0)]
+    )
+    with pytest.raises(REFUSED, match="loss must give each example a loss that does not depend"):
+        fit(model, X, Y, loss=loss)
+
+
+def test_what_the_model_draws_does_not_keep_its_loss_from_being_compared():
+    class Noise(keras.layers.Layer):
+        def call(self, x):
+            return x + tf.random.normal(tf.shape(x))
+
+    def loss(y, y_pred):
+        return related(tf.reduce_mean((y - y_pred) ** 2, -1)) ** 2
+
+    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1), Noise()])
+    with pytest.raises(REFUSED, match="loss must give each example a loss that does not depend"):
+        fit(model, X, Y, loss=loss)
