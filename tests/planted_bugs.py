@@ -671,8 +671,8 @@ BUGS = (
     Bug(
         "a_replaced_optimizer_is_passed_over",
         "gradlab/fit/microbatched.py",
-        "if self._update.optimizer is not model.optimizer and",
-        "if False and",
+        "is_replaced = self._update.optimizer is not model.optimizer",
+        "is_replaced = False",
         ("tests/fit/test_passed_over.py",),
         "optimizers",
     ),

@@ -212,4 +212,4 @@ class Trial:
         except tf.errors.ResourceExhaustedError:
             return math.inf
         taken = peak.bytes() - self._before
-        return 0.0 if math.isnan(taken) else taken
+        return 0.0 if math.isnan(taken) else max(0.0, taken)  # the system may have taken some back
