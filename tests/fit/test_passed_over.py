@@ -319,7 +319,7 @@ def test_xla_and_loops_are_refused(layer):
     model = keras.Sequential([keras.Input([5, 4]), layer(2, unroll=False)])
     trainer = gradlab.Trainer(model, "sgd", "mse", 3, jit_compile=True)
     with pytest.raises(ValueError, match="^jit_compile must be False for a model with loops"):
-        trainer.step(RNG.normal(size=(20, 5, 4)).astype("float32"), Y)
+        trainer.step(np.random.default_rng(0).normal(size=(20, 5, 4)).astype("float32"), Y)
 
 
 # Numbers.
@@ -328,7 +328,7 @@ def test_xla_and_loops_are_refused(layer):
 @pytest.mark.parametrize("shift", [1e3, 1e6])
 def test_batch_normalization_of_large_numbers(shift):
     """As prices or time stamps are: float32 leaves the variance about this many digits."""
-    x = (RNG.normal(size=(24, 4)) * shift / 1e4 + shift).astype("float32")
+    x = (np.random.default_rng(0).normal(size=(24, 4)) * shift / 1e4 + shift).astype("float32")
 
     def run(model):
         model.compile(keras.optimizers.SGD(0.0), "mse")
