@@ -348,17 +348,17 @@ class Halves:
                 part = _part(batch, rows)
                 of_part = predicted if rows is None else _predictions(predicted, rows, known)
 
+                # Only a graph shows what draws random numbers; of eager predictions, it shows none.
+                is_eager = tf.executing_eagerly()
+                of_model = [] if is_eager else tf.nest.flatten(of_part, expand_composites=True)
+
                 def compute():
                     number = tf.constant(shift)
                     with self._scope(number):
                         found = self._objective.one_by_one(part, of_part, [])
-                    of_model = tf.nest.flatten(of_part, expand_composites=True)
                     return self._stacked(found, number, of_model)
 
-                # Only a graph shows what draws random numbers.
-                return (
-                    tf.function(compute, autograph=False)() if tf.executing_eagerly() else compute()
-                )
+                return tf.function(compute, autograph=False)() if is_eager else compute()
 
             return scalars
 
