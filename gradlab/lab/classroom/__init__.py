@@ -1,35 +1,47 @@
-"""A classroom: one server for all visitors' labs, and trainers that they share (`make app`)."""
+"""A classroom: one server for all visitors' labs, and workers that train their runs
+(`make app`)."""
 
+import json
 import os
 import pathlib
+import threading
 import time
 from typing import Any
 
 from IPython.display import HTML, display
 
-from gradlab.lab.classroom.visitor import executor
+from gradlab.lab.classroom.limits import Limits
 
+LIMITS = "GRADLAB_LIMITS"  # the environment variable with the limits, by which a lab finds them
 STYLE = pathlib.Path(__file__).with_name("page.css")
 GOODBYE_SECONDS = 2  # in which the page gets the last sentence
 
 
 def lab(**preset: Any) -> Any:
-    """An `AccumulationLab` whose runs the classroom's trainers make; outside of a classroom, one
+    """An `AccumulationLab` whose runs the classroom's workers make; outside of a classroom, one
     that trains here."""
     import gradlab
+    from gradlab.lab.experiments.cluster import cluster_of
 
-    shared = executor()
-    if shared is None:
+    written = os.environ.get(LIMITS)
+    if written is None:
         gradlab.setup(towers=2, seed=0)
         return gradlab.AccumulationLab(**preset)
+    limits = Limits(**json.loads(written))
+    cluster = cluster_of(None)
+    cluster.check = limits.check
     display(HTML(f"<style>{STYLE.read_text(encoding='utf-8')}</style>"))
-    made = gradlab.AccumulationLab(executor=shared, downloads=True, **preset)
+    made = gradlab.AccumulationLab(downloads=True, **preset)
 
-    def release(seconds: float) -> None:
+    def release_when_idle() -> None:
         """Ends this process, which only this visitor uses."""
-        made.say(f"released after {seconds / 60:g} minutes without a run: reload the page to go on")
+        while (left := cluster.used + limits.idle - time.monotonic()) > 0:
+            time.sleep(left)
+        made.say(
+            f"released after {limits.idle / 60:g} minutes without a run: reload the page to go on"
+        )
         time.sleep(GOODBYE_SECONDS)
         os._exit(0)
 
-    shared.on_idle = release
+    threading.Thread(target=release_when_idle, name="gradlab-idle", daemon=True).start()
     return made

@@ -1,5 +1,5 @@
 """What a visitor of a classroom may ask for. A visitor's message can hold any number, so this is
-checked at the hub."""
+checked before a run is sent to a worker."""
 
 import math
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ class Limits:
         examples: the most examples that a run may use, over all seeds.
         microbatches: the most micro-batches of a run, over all seeds: the losses and norms of each
             are kept.
-        seconds: the longest training time of a run, over all seeds, if its budget is a time.
-        turn: the seconds for which a run may have a trainer while others wait.
+        seconds: the longest time for which a run may train; a budget that is a time, over all
+            seeds, may not be longer.
         idle: the seconds without a run after which a visitor is released.
         gone: the seconds without an answer from a visitor's page after which the visitor is
             released.
@@ -29,30 +29,25 @@ class Limits:
     visitors: int = 30
     examples: int = 10_000_000
     microbatches: int = 250_000
-    seconds: float = 60.0
-    turn: float = 120.0
+    seconds: float = 120.0
     idle: float = 1800.0
     gone: float = 45.0
 
     def __post_init__(self) -> None:
         for name in ("visitors", "examples", "microbatches"):
             _checks.positive_integer(name, getattr(self, name))
-        for name in ("seconds", "turn", "idle", "gone"):
+        for name in ("seconds", "idle", "gone"):
             _checks.positive_number(name, getattr(self, name))
 
-    def check(self, text: str) -> Experiment:
-        """The experiment that a visitor asks for.
-
-        Args:
-            text: `Experiment.to_json()`.
+    def check(self, experiment: Experiment) -> float:
+        """The most seconds for which an experiment of a visitor may train.
 
         Raises:
-            ValueError: the text is no experiment, or takes too much.
+            ValueError: it takes too much.
         """
-        experiment = Experiment.from_json(text)
         self._check_batch(experiment)
         self._check_budget(experiment)
-        return experiment
+        return self.seconds
 
     def _check_batch(self, experiment: Experiment) -> None:
         seeds = len(experiment.seed_numbers)

@@ -1,36 +1,34 @@
-"""Serves the lab to a classroom: Voila shows the page, and a hub has the runs of all visitors
-trained.
+"""Serves the lab to a classroom: Voila shows the page, and a Dask cluster trains the runs of all
+visitors.
 
-    python -m gradlab.lab.classroom --trainers 2 --visitors 30
+    python -m gradlab.lab.classroom --workers 2 --visitors 30
 
-Voila gives each visitor a kernel, which does not import TensorFlow. A few kernels are started
-before visitors come. One whose page is gone is ended (gradlab.lab.classroom.page_socket), and with
-it its run.
+Voila gives each visitor a kernel, which is a client of the cluster and does not import TensorFlow.
+A few kernels are started before visitors come. One whose page is gone is ended
+(gradlab.lab.classroom.page_socket), and with it its run.
 """
 
 import argparse
 import contextlib
 import dataclasses
 import importlib.util
+import json
 import math
 import os
 import secrets
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from gradlab import _checks, runtime
-from gradlab.lab.classroom.hub import Hub
+from gradlab.lab.classroom import LIMITS
 from gradlab.lab.classroom.limits import Limits
-from gradlab.lab.classroom.trainer import DaskTrainer, RunTrainer, TrainerProcess
-from gradlab.lab.classroom.visitor import HUB
+from gradlab.lab.classroom.training import workers_on_this_machine
 from gradlab.lab.course import check_port, course_folder
-from gradlab.lab.experiments.cluster import Cluster
+from gradlab.lab.experiments.cluster import DASK, Cluster
 
 READY_KERNELS = 3
 PATIENCE = 120  # seconds for a kernel to start, and to send what a cell shows
-# Of trainers; `gradlab.lab.classroom.lab` sets a single process up alike
-SETUP = {"towers": 2, "seed": 0}
 # What a page may load: what this server sends, and what scripts make of it. Widgets need inline
 # scripts.
 PAGE_LOADS = "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; frame-ancestors 'self'"
@@ -50,38 +48,36 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "Received: no voila"
         )
     try:
-        _checks.positive_integer("trainers", asked.trainers)
+        _checks.positive_integer("workers", asked.workers)
         check_port(asked.port)
         limits = Limits(
             **{each.name: getattr(asked, each.name) for each in dataclasses.fields(Limits)}
         )
-        trainers, listen = _trainers(asked)
+        _allow_many_files()
+        with _cluster(asked):
+            os.environ[LIMITS] = json.dumps(dataclasses.asdict(limits))
+            token = "" if asked.host in LOOPBACK else secrets.token_urlsafe(12)
+            print(_sentence(asked, token), flush=True)
+            _serve(asked, token)
     except (ValueError, OSError) as error:
         sys.exit(f"gradlab: {error}")
-    _allow_many_files()
-    hub = Hub(trainers, limits)
-    host, port = hub.address
-    os.environ[HUB] = f"{host} {port} {hub.key.hex()} {listen}"
-    token = "" if asked.host in LOOPBACK else secrets.token_urlsafe(12)
-    print(_sentence(asked, len(trainers), token), flush=True)
-    try:
-        _serve(asked, token)
-    finally:
-        hub.close()
 
 
-def _trainers(asked: argparse.Namespace) -> tuple[list[RunTrainer], str]:
-    """The trainers, and the address at which they find this machine."""
-    if not asked.dask:
-        return [TrainerProcess(SETUP) for _ in range(asked.trainers)], "127.0.0.1"
+@contextlib.contextmanager
+def _cluster(asked: argparse.Namespace) -> Iterator[None]:
+    """The cluster that labs find in the environment."""
     if importlib.util.find_spec("distributed") is None:
         raise ValueError(
-            '--dask needs the extra "cluster": pip install "gradlab[cluster]". Received: no '
+            'a classroom needs the extra "app": pip install "gradlab[app]". Received: no '
             "distributed"
         )
-    cluster = Cluster(asked.dask)
-    cluster.client()  # a wrong address is an error before anything starts
-    return [DaskTrainer(cluster, SETUP) for _ in range(asked.trainers)], cluster.listen
+    if asked.dask:
+        Cluster(asked.dask).client().close()  # a wrong address is an error before anything starts
+        os.environ[DASK] = asked.dask
+        yield
+    else:
+        with workers_on_this_machine(asked.workers):
+            yield
 
 
 def _allow_many_files() -> None:
@@ -128,10 +124,12 @@ def _serve(asked: argparse.Namespace, token: str) -> None:
     ClassroomApp.launch_instance(options, tornado_settings=settings)
 
 
-def _sentence(asked: argparse.Namespace, trainers: int, token: str) -> str:
+def _sentence(asked: argparse.Namespace, token: str) -> str:
     where = f"the Dask cluster {asked.dask}" if asked.dask else "this machine"
+    at_once = "" if asked.dask else f"{asked.workers} at once "
     words = (
-        f"gradlab: a lab for at most {asked.visitors} visitors, {trainers} runs at once on {where}"
+        f"gradlab: a lab for at most {asked.visitors} visitors, whose runs are trained {at_once}on "
+        f"{where}"
     )
     if not token:
         return f"{words}: http://{asked.host}:{asked.port} (on this machine only; --host 0.0.0.0 lets others in)"
@@ -153,10 +151,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--port", type=int, default=8866, help="(default: %(default)s)")
     add(
-        "--trainers",
+        "--workers",
         type=int,
         default=runtime.cores(),
-        help="runs at once (default: one for each core)",
+        help="runs at once on this machine (default: one for each core)",
     )
     add(
         "--visitors",
@@ -168,7 +166,7 @@ def _parser() -> argparse.ArgumentParser:
         "--seconds",
         type=float,
         default=Limits.seconds,
-        help="longest training time of a run (default: %(default)g)",
+        help="longest time for which a run may train (default: %(default)g)",
     )
     add(
         "--examples",
@@ -178,8 +176,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     microbatches = "most micro-batches of a run (default: %(default)s)"
     add("--microbatches", type=int, default=Limits.microbatches, help=microbatches)
-    turn = "seconds after which a run ends if others wait (default: %(default)g)"
-    add("--turn", type=float, default=Limits.turn, help=turn)
     add(
         "--idle",
         type=float,

@@ -1,11 +1,15 @@
-"""A Dask cluster by its scheduler's address. Importing this module imports neither Dask nor
+"""A Dask cluster that trains the runs of labs. Importing this module imports neither Dask nor
 TensorFlow."""
 
 import contextlib
 import functools
 import os
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
+
+from gradlab.lab.experiments.experiment import Experiment
 
 # The environment variable with the address of a scheduler, for labs without an executor
 DASK = "GRADLAB_DASK"
@@ -13,24 +17,25 @@ SECONDS = 10.0  # in which a scheduler must answer
 
 
 class Cluster:
-    """An executor for labs that reconnects when its scheduler has been restarted.
+    """A cluster, to which this process connects again when its scheduler has been restarted.
 
     Args:
         address: the scheduler's address, such as "tcp://node1:8786".
+        client: a Dask client of the cluster. None: one is made when it is needed.
+
+    Attributes:
+        check: called with an experiment before its run is sent. Returns the most seconds for which
+            it may train, or None; raises ValueError if it may not.
+        used: when a run was last sent, or ended, as `time.monotonic` gives it.
     """
 
-    def __init__(self, address: str):
+    def __init__(self, address: str, client: Any = None):
         self._address = address
+        self._client = client
+        self._is_own = client is None
         self._lock = threading.Lock()
-        self._client = None
-
-    @property
-    def listen(self) -> str:
-        """This machine's address as the cluster's workers see it."""
-        from distributed.comm import get_address_host
-        from distributed.utils import get_ip
-
-        return get_ip(get_address_host(self._address))
+        self.check: Callable[[Experiment], float | None] = lambda experiment: None
+        self.used = time.monotonic()
 
     def client(self) -> Any:
         """A Dask client that is connected.
@@ -41,7 +46,7 @@ class Cluster:
         from distributed import Client
 
         with self._lock:
-            if self._client is None or self._client.status != "running":
+            if self._is_own and (self._client is None or self._client.status != "running"):
                 if self._client is not None:
                     with contextlib.suppress(TimeoutError):
                         self._client.close(timeout=1)
@@ -54,17 +59,25 @@ class Cluster:
                     ) from error
             return self._client
 
-    def get_executor(self, **options: Any) -> Any:
-        """As `distributed.Client.get_executor`."""
-        return self.client().get_executor(**options)
 
+def cluster_of(executor: Any) -> Cluster | None:
+    """The cluster of a Dask client; without one, that of the environment variable, if it is set.
 
-def cluster_of_environment() -> Cluster | None:
-    """The cluster that `gradlab lab --dask ADDRESS` named; None without one."""
-    address = os.environ.get(DASK)
-    return _cluster(address) if address else None
+    Raises:
+        ValueError: it is no Dask client.
+    """
+    if executor is None:
+        address = os.environ.get(DASK)
+        return cluster_at(address) if address else None
+    if not hasattr(executor, "scheduler_info"):
+        raise ValueError(
+            "executor must be a Dask client or None; Client(LocalCluster(n_workers=2)) trains in "
+            f"two processes of this machine. Received: {executor!r}"
+        )
+    return Cluster(executor.scheduler.address, executor)
 
 
 @functools.cache  # the labs of a notebook share one connection
-def _cluster(address: str) -> Cluster:
+def cluster_at(address: str) -> Cluster:
+    """The cluster with a scheduler at this address."""
     return Cluster(address)

@@ -20,10 +20,9 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from gradlab import _checks, runtime
-from gradlab.lab.experiments.cluster import cluster_of_environment
+from gradlab.lab.experiments.cluster import cluster_of
 from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.experiments.result import Result
-from gradlab.lab.experiments.worker import checked_executor
 from gradlab.lab.figures import plots
 from gradlab.lab.widget import controls, pins, presets, runner, saved_page
 from gradlab.lab.widget.lab_controller import LabController
@@ -43,10 +42,9 @@ class AccumulationLab:
             when the page shows the lab. Otherwise runs start with the button Run.
         against: the horizontal axis of the accuracy plot at first: "updates", "examples" or
             "seconds".
-        executor: trains the runs in its workers, whose updates come here as they are made: an
-            executor as for `gradlab.sweep`, such as `processes(2)`, or a Dask client. This process
-            then never imports TensorFlow. None: train in this process, or on the cluster that
-            `gradlab lab --dask ADDRESS` named.
+        executor: a Dask client, whose workers train the runs; the updates come here as they are
+            made, and this process never imports TensorFlow. None: train in this process, or on the
+            cluster that `gradlab lab --dask ADDRESS` named.
         downloads: whether the buttons CSV and PNG give their files to the browser, which saves
             them; otherwise they are written to this process's folder.
         **preset: any field of `Experiment`, as the initial value of its control.
@@ -55,7 +53,8 @@ class AccumulationLab:
         view: the widgets, as one ipywidgets box.
 
     Raises:
-        ValueError: a preset is not a field of `Experiment`, or its value is not allowed.
+        ValueError: a preset is not a field of `Experiment`, or its value is not allowed; or
+            `executor` is no Dask client.
 
     Example:
         >>> lab = AccumulationLab(accumulation_steps=10, updates=3, seeds=2, hide=("toy",))
@@ -81,17 +80,16 @@ class AccumulationLab:
         downloads: bool = False,
         **preset: Any,
     ):
-        checked_executor(executor)
-        executor = cluster_of_environment() if executor is None else executor
+        cluster = cluster_of(executor)
         experiment = presets.experiment(seed, preset)
         self._hide, self._lock = presets.names(hide, lock)
         _checks.one_of("against", against, plots.X_AXES)
-        if executor is None:
+        if cluster is None:
             runtime.tower_devices(experiment.towers)
         self._seed = seed
         self._downloads = downloads
         self._controller = LabController(
-            experiment, seed, self._hide, self._lock, rerun, against, executor
+            experiment, seed, self._hide, self._lock, rerun, against, cluster
         )
         self._controller.connect(
             {

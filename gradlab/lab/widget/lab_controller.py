@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
+from gradlab.lab.experiments.cluster import Cluster
 from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.experiments.result import Result
 from gradlab.lab.widget import controls, pins, presets, views
@@ -46,7 +46,7 @@ class LabController:
         rerun: whether a changed control, or a page that shows the lab for the first time, starts a
             run.
         against: the horizontal axis of the accuracy plot at first.
-        executor: trains the runs in its workers; or None, to train in this process.
+        cluster: trains the runs in its workers; or None, to train in this process.
 
     Attributes:
         preset: the initial experiment.
@@ -65,11 +65,11 @@ class LabController:
         lock: Names,
         rerun: bool,
         against: str,
-        executor: Any,
+        cluster: Cluster | None,
     ):
         self.preset = self.experiment = experiment
         self._seed = seed
-        self._executor = executor
+        self._cluster = cluster
         self._points: list[views.Point] = []  # of the runs before the current one
         self._writing = False  # True while the lab itself changes its controls
         self.runner = Runner()
@@ -138,7 +138,7 @@ class LabController:
                 self._keep_point(self.runner.current)
             self._show_pause(paused)
             self._begun = True
-            self.runner.start(Run(self.experiment, pace, delay=delay, executor=self._executor))
+            self.runner.start(Run(self.experiment, pace, delay=delay, cluster=self._cluster))
             self._page_messages.tell()
 
     def step(self, update: bool) -> None:

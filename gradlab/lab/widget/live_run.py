@@ -5,10 +5,11 @@ import threading
 import time
 import traceback
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from gradlab.lab.experiments.cluster import Cluster
 from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.experiments.progress import Stop, Update
 from gradlab.lab.experiments.result import Result
@@ -126,8 +127,7 @@ class Run:
         updates: the updates so far, by seed. The lists only grow; the updates in them never change.
         delay: seconds to wait before training starts. A run that is replaced within this time
             computes nothing.
-        executor: trains the experiment in a worker, as for `gradlab.sweep`; or None, to train in
-            this process.
+        cluster: trains the experiment in a worker; or None, to train in this process.
         waiting: whether the run is paused and waits for a step.
         hidden: the number of micro-batches of the last window that are computed but not shown yet.
         narration: the current sentence of slow motion, or "".
@@ -142,17 +142,18 @@ class Run:
     begun: threading.Event = field(default_factory=threading.Event)
     updates: dict[int, list[Update]] = field(default_factory=dict)
     delay: float = 0.0
-    executor: Any = None
+    cluster: Cluster | None = None
     waiting: bool = False
     hidden: int = 0
     narration: str = ""
     error: str = ""
     details: str = ""
     _stream: Stream = field(init=False)
+    _asked: float = field(default_factory=time.monotonic)
     _latest: list[int] = field(default_factory=list)  # the seeds of the last update
 
     def __post_init__(self) -> None:
-        self._stream = stream(self.experiment, self.stop, self.executor)
+        self._stream = stream(self.experiment, self.stop, self.cluster)
 
     def work(self) -> None:
         """Train until the budget is used up or the run is stopped. Errors are stored in `error`,
@@ -192,9 +193,9 @@ class Run:
         return sum(map(len, list(self.updates.values()))) < 3 * max(1, len(self._latest))
 
     @property
-    def place(self) -> int:
-        """The run's place in the queue of a classroom, or 0."""
-        return self._stream.place
+    def queued_seconds(self) -> float:
+        """The seconds for which the run has waited for a worker; 0 once one has begun."""
+        return time.monotonic() - self._asked if self._stream.is_waiting else 0.0
 
     @property
     def progress(self) -> float:

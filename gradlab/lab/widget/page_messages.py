@@ -22,9 +22,9 @@ from gradlab.lab.widget.runner import Runner
 # updates.
 ASK_AGAIN = {State.RUNNING: 100, State.PAUSED: 100}
 SOON = 30
-# for each place in a queue, up to FAR places: there, many labs share the processors
-QUEUED = 250
-FAR = 4
+# while a run waits for a worker, which many labs may share: at most, and for each second so far
+QUEUED = 1000
+QUEUED_EACH = 250
 HOLD_SECONDS = 0.05  # An answer waits at most this long for the first update of a run.
 PAGES = 4  # `push` sends to the last pages that asked, at most this many.
 # The current run's point in the views against k takes at most this share of the time.
@@ -243,8 +243,8 @@ def _finite(number: float) -> float | None:
 
 def _pause(run: Run) -> int:
     """The milliseconds after which a page asks again."""
-    if run.place:
-        return QUEUED * min(run.place, FAR)
+    if run.queued_seconds:
+        return min(QUEUED, SOON + round(QUEUED_EACH * run.queued_seconds))
     if run.young and run.state is not State.PAUSED:
         return SOON
     return ASK_AGAIN.get(run.state, SOON)

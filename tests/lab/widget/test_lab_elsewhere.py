@@ -1,9 +1,7 @@
-"""Labs whose runs are trained by an executor's workers: the same numbers, and what happens when one
-side is lost."""
+"""Labs whose runs are trained by the workers of a Dask cluster: the same numbers, and what happens
+when one side is lost."""
 
 import concurrent.futures
-import multiprocessing
-import multiprocessing.connection
 import os
 import pathlib
 import signal
@@ -12,40 +10,37 @@ import sys
 
 import pytest
 from dask_processes import DaskProcesses
+from distributed import Client, Event, LocalCluster, Queue
 from events import LIMIT, wait_until
 from jupyter_client.manager import start_new_kernel
 from lab_widgets import Page, click, run_to_the_end, updates_made, wait_for_pause
 
 import gradlab
 from gradlab.lab.experiments import stream
-from gradlab.lab.experiments.cluster import DASK, cluster_of_environment
+from gradlab.lab.experiments.cluster import DASK, cluster_at, cluster_of
+from gradlab.lab.experiments.progress import Stop
 from gradlab.lab.experiments.run import run
-from gradlab.lab.experiments.sweep import processes
 from gradlab.lab.widget import page_messages
 from gradlab.lab.widget.live_run import State
 
 
+# Labs of other processes find it, too
+QUIET = dict(dashboard_address=None, protocol="tcp://", host="127.0.0.1")
+
+
 @pytest.fixture
 def pool():
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        yield pool
+    """A cluster of one worker, which is a thread of this process."""
+    with (
+        LocalCluster(1, threads_per_worker=1, processes=False, **QUIET) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
 
 
-@pytest.fixture
-def queue():
-    """An executor that never trains, and tells the run's place."""
-
-    class Job(concurrent.futures.Future):
-        place = 0
-
-    class Queue:
-        job = None
-
-        def submit(self, *work):
-            self.job = Job()
-            return self.job
-
-    return Queue()
+def is_free(client, **where):
+    """Waits until a worker takes a job."""
+    assert client.submit(int, pure=False, **where).result(timeout=LIMIT) == 0
 
 
 @pytest.mark.parametrize(
@@ -72,7 +67,7 @@ def test_stop_ends_the_training(make, pool):
     wait_until(lambda: updates_made(lab) > 5)
     click(lab, "stop")
     assert lab.wait() is State.FINISHED and lab.status.startswith("stopped: ")
-    pool.submit(int).result(timeout=LIMIT)  # the only worker is free again
+    is_free(pool)  # the only worker
 
 
 def test_stop_within_a_micro_batch(make, pool):
@@ -88,7 +83,7 @@ def test_stop_within_a_micro_batch(make, pool):
     wait_until(lambda: "waiting" not in lab.status)
     lab.stop()
     assert lab.wait() is State.FINISHED and lab.result is None
-    pool.submit(int).result(timeout=LIMIT)
+    is_free(pool)
 
 
 def test_pause_and_steps(make, pool):
@@ -102,17 +97,24 @@ def test_pause_and_steps(make, pool):
     assert lab.result == run(lab.experiment)
 
 
-def test_a_worker_waits_for_a_lab_that_shows_nothing(pool):
-    key, endless = b"key", gradlab.Experiment(model="dense", updates=10**9, seeds=1)
-    with multiprocessing.connection.Listener(("127.0.0.1", 0), authkey=key) as listener:
-        work = pool.submit(stream.train_and_send, listener.address, key, endless.to_json(), None)
-        with listener.accept() as line:
-            assert line.recv()[0] == "about"
-            assert [line.recv()[0] for _ in range(stream.AHEAD)] == ["updates"] * stream.AHEAD
-            assert not line.poll(1)  # seconds, in which a worker that did not wait would send more
-            line.send("more")
-            assert line.recv()[0] == "updates"
-    work.result(timeout=LIMIT)  # the line is closed, and the training ends
+def test_a_lab_that_is_paused_holds_no_worker(make, pool):
+    lab = make(executor=pool, updates=100, accumulation_steps=3, seeds=1)
+    lab.step()
+    wait_for_pause(lab, "micro-batch 1 of 3")
+    is_free(pool)
+    wait_for_pause(lab, "micro-batch 1 of 3")
+    lab.pause(False)
+    assert lab.wait() is State.FINISHED
+    assert lab.result == run(lab.experiment)
+
+
+def test_a_worker_whose_messages_nobody_takes_ends(pool, monkeypatch):
+    monkeypatch.setattr(stream, "TAKEN_SECONDS", 0.1)
+    endless = gradlab.Experiment(model="dense", updates=10**9, seeds=1)
+    messages = Queue("nobody", pool, maxsize=stream.AHEAD)
+    job = pool.submit(stream.train_and_send, "nobody", endless.to_json(), None, None)
+    assert isinstance(job.exception(timeout=LIMIT), TimeoutError)
+    assert messages.qsize() == stream.AHEAD
 
 
 def test_a_new_run_takes_the_place_of_one_under_way(make, pool):
@@ -132,88 +134,102 @@ def test_what_fails_in_a_worker_is_said(make, pool):
     )
 
 
-def test_a_run_that_the_executor_cancels_says_so(make):
-    class Cancels:
-        def submit(self, *work):
-            cancelled = concurrent.futures.Future()
-            cancelled.cancel()
-            return cancelled
-
-    lab = make(executor=Cancels())
-    lab.run()
-    assert lab.wait() is State.FAILED
-    assert lab.status.startswith(
-        "failed: the executor has cancelled it, as Dask does when it loses its scheduler"
-    )
+def test_the_longest_time_of_a_run(make, pool, monkeypatch):
+    cluster = cluster_of(pool)
+    cluster.check = lambda experiment: 0.2
+    endless = gradlab.Experiment(model="dense", updates=10**9, seeds=1)
+    with pytest.raises(stream.Failed, match=r"ended after 0\.2 seconds, the longest run here"):
+        list(stream.stream(endless, Stop(), cluster))
+    is_free(pool)
 
 
-def test_a_page_asks_less_often_the_longer_the_queue(make, queue):
-    lab = make(executor=queue, hide=())
+def test_what_the_cluster_does_not_allow_is_not_sent(pool):
+    def refuse(experiment):
+        raise ValueError(f"k must be 1. Received: {experiment.accumulation_steps}")
+
+    cluster = cluster_of(pool)
+    cluster.check = refuse
+    with pytest.raises(stream.Failed, match=r"k must be 1\. Received: 5"):
+        list(stream.stream(gradlab.Experiment(), Stop(), cluster))
+    assert not pool.who_has()
+
+
+@pytest.fixture
+def queued(pool):
+    """The same cluster, whose worker is busy until the event is set."""
+    free = Event("free", pool)
+    busy = pool.submit(lambda: Event("free").wait(), pure=False)
+    wait_until(lambda: any(pool.processing().values()))
+    yield free
+    free.set()
+    busy.result(timeout=LIMIT)
+
+
+def test_a_page_asks_less_often_the_longer_it_waits(make, pool, queued):
+    lab = make(executor=pool, hide=())
     page = Page(lab)
     lab.run()
-    wait_until(lambda: queue.job is not None)
-    for place, again in ((9, 1000), (2, 500), (1, 250), (0, page_messages.SOON)):
-        queue.job.place = place
-        wait_until(lambda again=again: page.ask()["again"] == again)
-        assert f"place {place or 1} in the queue" in lab.status
-    click(lab, "stop")
-    assert lab.wait() is State.FINISHED
-
-
-def test_stop_in_a_queue_does_not_wait_for_the_next_look_at_the_place(make, queue, monkeypatch):
-    monkeypatch.setattr(stream, "QUEUE_SECONDS", 2 * LIMIT)
-    lab = make(executor=queue)
-    lab.run()
-    wait_until(lambda: queue.job is not None)
-    click(lab, "stop")
-    wait_until(lambda: lab.state is State.FINISHED)
-
-
-def test_callers_without_the_key_are_turned_away(make, pool):
-    class Attacked:
-        def submit(self, function, address, key, *rest):
-            with pytest.raises(multiprocessing.AuthenticationError):
-                multiprocessing.connection.Client(address, authkey=b"guessed")
-            return pool.submit(function, address, key, *rest)
-
-    lab = make(executor=Attacked())
+    wait_until(lambda: page.ask()["again"] > 4 * page_messages.SOON)
+    assert "waiting for a worker" in lab.status
+    queued.set()
     run_to_the_end(lab)
     assert lab.result == run(lab.experiment)
 
 
+def test_stop_while_a_run_waits(make, pool, queued):
+    lab = make(executor=pool)
+    lab.run()
+    wait_until(lambda: "waiting for a worker" in lab.status)
+    click(lab, "stop")
+    assert lab.wait() is State.FINISHED and lab.status.startswith("stopped: before the first")
+    queued.set()
+    is_free(pool)
+
+
+def test_who_asked_first_comes_first(make, pool, queued, monkeypatch):
+    trained = []
+    train = stream._train
+
+    def record(send, experiment, *rest):
+        trained.append(experiment.accumulation_steps)
+        train(send, experiment, *rest)
+
+    monkeypatch.setattr(stream, "_train", record)
+    order = [4, 1, 3, 2, 5]
+    labs = [make(executor=pool, updates=3, accumulation_steps=k) for k in order]
+    for lab in labs:
+        lab.run()
+        wait_until(lambda lab=lab: "waiting for a worker" in lab.status)
+    queued.set()
+    assert [lab.wait() for lab in labs] == [State.FINISHED] * len(labs)
+    assert trained == order
+
+
 def test_refusals(make):
-    for wrong in (4, "dask"):
-        with pytest.raises(
-            ValueError,
-            match="^executor must be a concurrent.futures.Executor, a Dask client or None",
-        ):
+    for wrong in (4, "dask", concurrent.futures.ThreadPoolExecutor(1)):
+        with pytest.raises(ValueError, match="^executor must be a Dask client or None; Client"):
             make(executor=wrong)
-    forks = concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("fork"))
-    with forks, pytest.raises(ValueError, match="^executor must spawn its processes"):
-        make(executor=forks)
 
 
 KERNEL = """
 import sys
 import gradlab
-from gradlab.lab.experiments.sweep import processes
-pool = processes(1, towers=3, seed=0)
-lab = gradlab.AccumulationLab(executor=pool, updates=50, seeds=2)
+from distributed import Client
+lab = gradlab.AccumulationLab(executor=Client(ADDRESS), updates=50, seeds=2)
 display(lab)
 lab.run()
 assert lab.wait().value == "finished", lab.status
 print(lab.result.losses.tolist())
 print("tensorflow" in sys.modules)
-pool.shutdown()
 """
 
 
-def test_a_kernel_stays_small_and_never_imports_tensorflow():
+def test_a_kernel_stays_small_and_never_imports_tensorflow(pool):
     manager, client = start_new_kernel()
     try:
         said = []
         reply = client.execute_interactive(
-            KERNEL,
+            f"ADDRESS = {pool.scheduler.address!r}\n{KERNEL}",
             timeout=LIMIT,
             output_hook=lambda message: said.append(message["content"].get("text", "")),
         )
@@ -229,27 +245,10 @@ def test_a_kernel_stays_small_and_never_imports_tensorflow():
     assert losses == str(run(way).losses.tolist())
 
 
-@pytest.mark.slow
-def test_a_pool_that_lost_its_worker_says_so(make):
-    with processes(1) as pool:
-        lab = make(executor=pool, updates=10**6)
-        lab.run()
-        wait_until(lambda: updates_made(lab) > 5)
-        multiprocessing.active_children()[0].kill()
-        assert lab.wait() is State.FAILED
-        assert (
-            "BrokenProcessPool: the executor has lost a worker and takes no more jobs: make a new "
-            "one" in lab.status
-        )
-        assert updates_made(lab) > 5  # what was seen stays
-
-
 @pytest.fixture
 def cluster():
-    from distributed import Client, LocalCluster
-
     with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        LocalCluster(2, threads_per_worker=1, **QUIET) as cluster,
         Client(cluster) as client,
     ):
         yield client
@@ -257,14 +256,12 @@ def cluster():
 
 @pytest.mark.slow
 def test_a_dask_cluster_that_loses_a_worker_repeats_the_run(make, cluster):
-    lab = make(executor=cluster, updates=3000, seeds=1, eval_every=1000)
+    lab = make(executor=cluster, updates=6000, seeds=1, eval_every=2000)
     pids = cluster.run(os.getpid)
     lab.run()
     wait_until(lambda: updates_made(lab) > 5)
-    lab.pause()  # else the run may be over before the worker is killed
     [busy] = [address for address, keys in cluster.processing().items() if keys]
     os.kill(pids[busy], signal.SIGKILL)
-    lab.pause(False)
     wait_until(lambda: "a worker was lost: another repeats the run, and goes on" in lab.status)
     assert lab.wait() is State.FINISHED
     assert lab.result == run(lab.experiment)
@@ -273,24 +270,20 @@ def test_a_dask_cluster_that_loses_a_worker_repeats_the_run(make, cluster):
 @pytest.mark.slow
 def test_a_cluster_by_its_address_loses_a_worker_and_its_scheduler(make, tmp_path, monkeypatch):
     """As in a notebook that `gradlab lab --dask ADDRESS` opened."""
-    from distributed import Client
-
     cluster = DaskProcesses(tmp_path, workers=2)
     monkeypatch.setenv(DASK, cluster.address)
     try:
-        lab = make(updates=3000, seeds=1, eval_every=1000)
+        lab = make(updates=6000, seeds=1, eval_every=2000)
         lab.run()
         wait_until(lambda: updates_made(lab) > 5)
-        lab.pause()  # else the run may be over before the worker is killed
         with Client(cluster.address, set_as_default=False) as client:
             [busy] = [address for address, keys in client.processing().items() if keys]
             name = client.scheduler_info()["workers"][busy]["name"]
         cluster.workers[int(name)].kill()
-        lab.pause(False)
         wait_until(lambda: "a worker was lost: another repeats the run, and goes on" in lab.status)
         assert lab.wait() is State.FINISHED
         assert lab.result == run(lab.experiment)
-        client = cluster_of_environment().client()
+        client = cluster_at(cluster.address).client()
         cluster.stop()
         wait_until(lambda: client.status != "running")
         lab.run()
@@ -326,17 +319,4 @@ def test_a_lab_that_is_killed_leaves_no_training_behind(cluster):
         assert any(cluster.processing().values())
         job.kill()
     for worker in cluster.run(os.getpid):  # each worker has one thread, which is free again
-        cluster.submit(int, workers=[worker], pure=False).result(timeout=LIMIT)
-
-
-def test_a_worker_that_calls_where_another_run_listens_now_trains_nothing():
-    with multiprocessing.connection.Listener(("127.0.0.1", 0), authkey=b"another run") as listener:
-
-        def refuse():
-            with pytest.raises(multiprocessing.AuthenticationError):
-                listener.accept()
-
-        with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            refused = pool.submit(refuse)
-            stream.train_and_send(listener.address, b"a stopped run", "no experiment", None)
-            refused.result()
+        is_free(cluster, workers=[worker])
