@@ -1044,7 +1044,7 @@ BUGS = (
         "gradlab/lab/classroom/limits.py",
         "if seeds * number > most:",
         "if number > most:",
-        ("tests/lab/classroom/test_hub.py",),
+        ("tests/lab/classroom/test_limits.py",),
     ),
     Bug(
         "graph_hides_what_a_constant_waits_for",

@@ -108,7 +108,7 @@ class PageWithoutBrowser:
         queued: float | None = None
         while time.monotonic() < min(began + LONGEST, self._end):
             content = self._ask()
-            if "place " in self.status and queued is None:
+            if "waiting for a worker" in self.status and queued is None:
                 queued = time.monotonic()
             if "classroom is full" in self.status:
                 self._figures.count("refused")

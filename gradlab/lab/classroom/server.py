@@ -1,7 +1,7 @@
 """Serves the lab to a classroom: Voila shows the page, and a Dask cluster trains the runs of all
 visitors.
 
-    python -m gradlab.lab.classroom --workers 2 --visitors 30
+    python -m gradlab.lab.classroom --trainers 2 --visitors 30
 
 Voila gives each visitor a kernel, which is a client of the cluster and does not import TensorFlow.
 A few kernels are started before visitors come. One whose page is gone is ended
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "Received: no voila"
         )
     try:
-        _checks.positive_integer("workers", asked.workers)
+        _checks.positive_integer("trainers", asked.trainers)
         check_port(asked.port)
         limits = Limits(
             **{each.name: getattr(asked, each.name) for each in dataclasses.fields(Limits)}
@@ -76,7 +76,7 @@ def _cluster(asked: argparse.Namespace) -> Iterator[None]:
         os.environ[DASK] = asked.dask
         yield
     else:
-        with workers_on_this_machine(asked.workers):
+        with workers_on_this_machine(asked.trainers):
             yield
 
 
@@ -126,7 +126,7 @@ def _serve(asked: argparse.Namespace, token: str) -> None:
 
 def _sentence(asked: argparse.Namespace, token: str) -> str:
     where = f"the Dask cluster {asked.dask}" if asked.dask else "this machine"
-    at_once = "" if asked.dask else f"{asked.workers} at once "
+    at_once = "" if asked.dask else f"{asked.trainers} at once "
     words = (
         f"gradlab: a lab for at most {asked.visitors} visitors, whose runs are trained {at_once}on "
         f"{where}"
@@ -151,7 +151,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--port", type=int, default=8866, help="(default: %(default)s)")
     add(
-        "--workers",
+        "--trainers",
         type=int,
         default=runtime.cores(),
         help="runs at once on this machine (default: one for each core)",

@@ -5,10 +5,10 @@ The worker sends them through a queue of the cluster, as it makes them:
 
     lab -> cluster    train_and_send(name, experiment), a job
     worker -> lab     what it computes on; then updates, several in a message where they are quick; then the end
-    lab -> worker     the event with this name: nobody wants the rest
 
-A lab takes each message at once, so one that is paused or slow holds no worker. A worker whose
-messages nobody takes ends its training. Importing this module imports neither Dask nor TensorFlow.
+A lab takes each message at once, so one that is paused or slow holds no worker. When it cancels the
+job, or its process ends, Dask tells the worker, which ends the training. Importing this module
+imports neither Dask nor TensorFlow.
 """
 
 import contextlib
@@ -33,9 +33,8 @@ Made = list[tuple[int, Update]]  # an update of each seed in training
 Message = tuple[str, Any]  # its kind and its content
 
 MESSAGE_SECONDS = 0.03  # quick updates wait for each other so long
-AHEAD = 4  # messages on their way
-TAKEN_SECONDS = 30  # in which a lab that lives takes a message
-GOODBYE_SECONDS = 1
+LOOK_SECONDS = 0.05  # between two looks at whether a job is still wanted
+GOODBYE_SECONDS = 1  # for which a run that ends waits for a scheduler that may be gone
 GONE = "the cluster has no scheduler any more, and with it the run: press Run when it is back"
 LOST = "each worker that began this run was lost: press Run to try again"
 REPEATED = "a worker was lost: another repeats the run, and goes on"
@@ -179,7 +178,7 @@ class _Job:
     def __init__(
         self, cluster: Cluster, experiment: Experiment, heard: "queue.SimpleQueue[Message]"
     ):
-        from distributed import Event, Queue
+        from distributed import Queue
         from distributed.client import ClosedClientError
 
         longest = cluster.check(experiment)
@@ -188,8 +187,7 @@ class _Job:
         name = f"gradlab-{uuid.uuid4().hex}"
         self._no_scheduler = (OSError, RuntimeError, ClosedClientError)
         self._heard = heard
-        self._is_unwanted = Event(name, client)
-        self._messages = Queue(name, client, maxsize=AHEAD)
+        self._messages = Queue(name, client)
         work = name, experiment.to_json(), runtime.arguments(), longest
         # Dask would take runs that are sent within 100 ms in any order
         self._future = client.submit(train_and_send, *work, key=name, fifo_timeout="0 ms")
@@ -197,7 +195,7 @@ class _Job:
         self._hearing = _start(self._hear)
 
     def end(self) -> None:
-        """Ends it, if it has not ended. Waits only shortly for a scheduler that may be gone."""
+        """Ends it, if it has not ended."""
         _start(self._end).join(GOODBYE_SECONDS)
         self._hearing.join(GOODBYE_SECONDS)
 
@@ -209,8 +207,6 @@ class _Job:
 
     def _end(self) -> None:
         with contextlib.suppress(*self._no_scheduler):
-            if not self._future.done():
-                self._is_unwanted.set()
             self._future.cancel()
             self._messages.put(pickle.dumps(None))
 
@@ -240,42 +236,38 @@ def train_and_send(
     """Trains an experiment in a worker, and sends its updates to the lab that asked for it.
 
     Args:
-        name: the name of the queue and of the event.
+        name: the name of the queue and of the job.
         experiment: `Experiment.to_json()`.
         setup: as for `worker.prepare`.
         longest: the seconds after which the training ends, or None.
-
-    Raises:
-        TimeoutError: nobody took the messages.
     """
-    from distributed import Event, Queue, get_client
+    from distributed import Queue, get_client, get_worker
 
-    client = get_client()
-    messages = Queue(name, client, maxsize=AHEAD)
-    is_unwanted = Event(name, client)
+    messages = Queue(name, get_client())
+    jobs = get_worker().state.tasks
     stop = Stop()
+    is_over = threading.Event()
 
-    def listen() -> None:
-        with contextlib.suppress(OSError, RuntimeError):
-            is_unwanted.wait()
-            stop.set()
-            is_unwanted.clear()
+    def look() -> None:
+        while not is_over.wait(LOOK_SECONDS):
+            # Otherwise Dask calls it "cancelled", or has forgotten it.
+            if name not in jobs or jobs[name].state != "executing":
+                stop.set()
 
     def send(kind: str, content: Any) -> None:
         if not stop.is_set():
-            messages.put(pickle.dumps((kind, content)), timeout=TAKEN_SECONDS)
+            messages.put(pickle.dumps((kind, content)))
 
-    _start(listen)
+    looking = _start(look)
     try:
         worker.prepare(setup)
         _train(send, Experiment.from_json(experiment), stop, longest)
         send("end", None)
-    except TimeoutError:
-        raise
     except Exception as error:
         send("failed", (f"{type(error).__name__}: {error}", traceback.format_exc()))
     finally:
-        is_unwanted.set()
+        is_over.set()
+        looking.join()
         messages.close()
 
 

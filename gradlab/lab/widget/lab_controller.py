@@ -69,7 +69,7 @@ class LabController:
     ):
         self.preset = self.experiment = experiment
         self._seed = seed
-        self._cluster = cluster
+        self.cluster = cluster
         self._points: list[views.Point] = []  # of the runs before the current one
         self._writing = False  # True while the lab itself changes its controls
         self.runner = Runner()
@@ -138,7 +138,7 @@ class LabController:
                 self._keep_point(self.runner.current)
             self._show_pause(paused)
             self._begun = True
-            self.runner.start(Run(self.experiment, pace, delay=delay, cluster=self._cluster))
+            self.runner.start(Run(self.experiment, pace, delay=delay, cluster=self.cluster))
             self._page_messages.tell()
 
     def step(self, update: bool) -> None:

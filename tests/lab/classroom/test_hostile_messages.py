@@ -6,15 +6,12 @@ import random
 
 import ipywidgets
 import pytest
-from events import wait_until
-from lab_widgets import lab_threads, run_to_the_end
+from distributed import Client, LocalCluster
+from lab_widgets import run_to_the_end
 
 import gradlab
-from gradlab.lab.classroom.hub import Hub
 from gradlab.lab.classroom.limits import Limits
-from gradlab.lab.classroom.visitor import Visitor
 from gradlab.lab.experiments.run import run
-from gradlab.lab.experiments.stream import train_and_send
 
 VALUES = [
     *(
@@ -49,26 +46,16 @@ VALUES = [
 FIELDS = ["ask", "have", "revision", "seen", "rename", "name", "remove", "download", "nothing"]
 
 
-class TrainerHere:
-    """Trains in a thread of the hub."""
-
-    def train(self, work):
-        train_and_send(*work)
-
-    def close(self):
-        pass
-
-
 @pytest.fixture
 def lab():
-    hub = Hub([TrainerHere()], Limits(examples=20_000, seconds=1.0))
-    visitor = Visitor(hub.address, hub.key)
-    lab = gradlab.AccumulationLab(executor=visitor, downloads=True, updates=5, seeds=2)
-    yield lab
-    lab.close()
-    visitor.shutdown()
-    hub.close()
-    wait_until(lambda: "gradlab-visitor" not in lab_threads())
+    with (
+        LocalCluster(1, threads_per_worker=1, processes=False, dashboard_address=None) as workers,
+        Client(workers, set_as_default=False) as client,
+    ):
+        lab = gradlab.AccumulationLab(executor=client, downloads=True, updates=5, seeds=2)
+        lab._controller.cluster.check = Limits(examples=20_000, seconds=1.0).check
+        yield lab
+        lab.close()
 
 
 def parts(widget):
@@ -99,7 +86,9 @@ def test_hostile_messages(seed, lab):
         with contextlib.suppress(Exception):
             target._handle_msg({"content": {"data": message(rng, target)}, "buffers": []})
     # Another visitor's page
-    fresh = gradlab.AccumulationLab(executor=lab._controller._executor, updates=5, seeds=2)
+    fresh = gradlab.AccumulationLab(
+        executor=lab._controller.cluster.client(), updates=5, seeds=2
+    )
     run_to_the_end(fresh)
     assert fresh.result == run(fresh.experiment)
     fresh.close()

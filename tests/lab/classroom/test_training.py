@@ -1,0 +1,64 @@
+"""A classroom's own cluster: who gets in, and whom nobody keeps out."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import urllib.parse
+
+import pytest
+from distributed import Client
+from events import LIMIT
+
+from gradlab import AccumulationLab
+from gradlab.lab.classroom import training
+from gradlab.lab.experiments.cluster import DASK
+from gradlab.lab.experiments.run import run
+
+pytestmark = pytest.mark.slow
+
+LAB = """
+import sys
+import gradlab
+lab = gradlab.AccumulationLab(updates=20, seeds=2)
+lab.run()
+assert lab.wait().value == "finished", lab.status
+assert "tensorflow" not in sys.modules
+print(lab.result.losses.tolist())
+"""
+
+
+@pytest.fixture
+def address(monkeypatch):
+    """The address of a cluster with one worker, which the environment names."""
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    with training.workers_on_this_machine(1):
+        yield os.environ[DASK]
+
+
+def losses_of_a_lab() -> str:
+    """What a lab in a process with this environment trains."""
+    done = subprocess.run(
+        [sys.executable, "-c", LAB], capture_output=True, text=True, env=os.environ, timeout=LIMIT
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+def test_labs_with_the_key_get_in_and_nobody_else(address):
+    expected = str(run(AccumulationLab(updates=20, seeds=2).experiment).losses.tolist())
+    assert losses_of_a_lab() == expected
+    host = urllib.parse.urlsplit(address).netloc
+    for wrong in (f"tls://{host}", f"tcp://{host}"):  # this process has no key
+        with pytest.raises((OSError, TypeError)):
+            Client(wrong, timeout=5, set_as_default=False)
+    with contextlib.ExitStack() as silent:
+        for _ in range(50):
+            name, port = host.split(":")
+            silent.enter_context(socket.create_connection((name, int(port))))
+        assert losses_of_a_lab() == expected
+
+
+def test_it_listens_on_this_machine_only(address):
+    assert urllib.parse.urlsplit(address).hostname == "127.0.0.1"
