@@ -1020,9 +1020,9 @@ BUGS = (
     ),
     Bug(
         "game_shows_another_bug",
-        "gradlab/lab/widget/course/bug_loops.py",
-        "mean *= len(window) / settings.k",
-        "mean *= settings.k / len(window)",
+        "gradlab/lab/widget/course/bugs.py",
+        'KNOWN["divided_by_k"].variants[1],',
+        'KNOWN["divided_by_k"].variants[0],',
         ("tests/lab/widget/course/test_bug_lab.py",),
     ),
     Bug(

@@ -252,8 +252,8 @@ def weights_of(train: Callable[[Problem], Any], probe: ProbeTraining) -> list[np
             f"{rule} each must have arrays of its own: copy them. Received: one array in two of "
             "them"
         )
-    found = [as_vector(problem.model, weights) for weights in given]
-    start = as_vector(problem.model, problem.weights)
+    found = [as_vector(problem, weights) for weights in given]
+    start = as_vector(problem, problem.weights)
     expected = sum(-(-len(epoch) // (problem.k * problem.replicas)) for epoch in problem.epochs)
     if len(found) == expected + 1 and np.allclose(found[0], start, rtol=1e-6, atol=1e-9):
         raise ValueError(

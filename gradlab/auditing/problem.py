@@ -29,7 +29,8 @@ class Problem:
       (examples, 1); the mean of the squared errors.
 
     Attributes:
-        model: "linear", "two_layers", "tokens" or "embedding".
+        model: "linear", "two_layers", "tokens" or "embedding"; another name if the gradients come
+            from a function beside the problem, as in `trajectory`.
         weights: the initial weights, a dict of float64 arrays.
         epochs: a list of epochs, each a list of micro-batches (x, y) or (x, y, mask), as a data
             loader gives them.

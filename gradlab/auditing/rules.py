@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gradlab.auditing.models import SHAPES, Weights
+from gradlab.auditing.models import Weights
 from gradlab.auditing.problem import BETAS, EPSILON, MOMENTUM, Problem
 
 
@@ -93,15 +93,15 @@ def trajectory(
         yield from islice(updates, most)
 
 
-def as_vector(model: str, weights: Weights) -> np.ndarray:
-    """The weights of a model one after the other, in the order of `SHAPES`."""
-    return np.concatenate([np.ravel(weights[name]) for name in SHAPES[model]]).astype(float)
+def as_vector(problem: Problem, weights: Weights) -> np.ndarray:
+    """The weights of a problem's model one after the other, in the order of its initial weights."""
+    return np.concatenate([np.ravel(weights[name]) for name in problem.weights]).astype(float)
 
 
 def gradients_of(problem: Problem) -> Callable[[np.ndarray, tuple], np.ndarray]:
     """A function (weights as a vector, micro-batch) -> the mean gradient as a vector, which
     remembers its results."""
-    shapes = SHAPES[problem.model]
+    shapes = {name: np.shape(weight) for name, weight in problem.weights.items()}
     cuts = np.cumsum([np.prod(shape, dtype=int) for shape in shapes.values()])[:-1]
     known: dict[tuple, np.ndarray] = {}
 
@@ -126,7 +126,7 @@ class _Run:
         self._problem = problem
         self._rules = rules
         self._gradients = gradients
-        self._weights = as_vector(problem.model, problem.weights)
+        self._weights = as_vector(problem, problem.weights)
         self._moments = np.zeros((2, self._weights.size))
         self._updates = self._microbatches = self._position = 0
         self._kept = np.zeros(self._weights.size)

@@ -91,7 +91,7 @@ def first_difference(
     way = 0.0
     if rules.precision is not None:
         tolerance = EXACT if is_exact else TOLERANCE_OF_HALVES[rules.precision]
-    start = as_vector(problem.model, problem.weights)
+    start = as_vector(problem, problem.weights)
     number = -1
     for number, expected in enumerate(trajectory(problem, rules, gradients)):
         if number == len(found):
@@ -112,7 +112,7 @@ def distance(
     went; NaN if either made fewer updates."""
     if update >= min(len(expected), len(found)):
         return float("nan")
-    way = float(np.linalg.norm(expected[update] - as_vector(problem.model, problem.weights)))
+    way = float(np.linalg.norm(expected[update] - as_vector(problem, problem.weights)))
     return float(np.linalg.norm(expected[update] - found[update])) / max(way, 1e-300)
 
 

@@ -40,11 +40,17 @@ WINGS = {
     "gradlab.lab.experiments": CORE,
     "gradlab.lab.figures": (*CORE, "gradlab.lab.experiments"),
     "gradlab.lab.widget": (*CORE, "gradlab.lab.experiments", "gradlab.lab.figures"),
-    "gradlab.lab.widget.course": (*CORE, "gradlab.lab.figures", "gradlab.lab.widget"),
+    "gradlab.lab.widget.course": (
+        *CORE,
+        "gradlab.auditing",
+        "gradlab.lab.figures",
+        "gradlab.lab.widget",
+    ),
     "gradlab.lab.new_process": CORE,
     "gradlab.lab.reproduce": (*CORE, "gradlab.lab.experiments", "gradlab.lab.figures"),
     "gradlab.lab.exercises": (
         *CORE,
+        "gradlab.auditing",
         *(f"gradlab.lab.{name}" for name in (*IN_ORDER, "new_process")),
     ),
     "gradlab.lab": (*CORE, *LAB[1:]),  # doctor, course, and the path of predict

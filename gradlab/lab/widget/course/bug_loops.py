@@ -4,15 +4,20 @@ The model has one weight w and predicts w x. An example is a text of one or more
 loss of a batch is the mean of (w x - y)^2 / 2 over its tokens, so its gradient is the mean of (w x
 - y) x. With normalization, x is replaced by (x - mean) / sqrt(variance + 0.001) over the batch. The
 large batch computes a window's gradient at once; the loop adds up the gradients of its
-micro-batches. Without a bug both train the same weight.
+micro-batches. Without a bug both train the same weight. Both follow the rules of
+`gradlab.auditing`, which knows five of the bugs. It has none for the others: bugs 4 and 7 change
+what a micro-batch counts and which inputs it has, and bug 8 changes the memory only.
 """
 
-from itertools import combinations
+from dataclasses import replace
+from itertools import chain, combinations
 from typing import NamedTuple
 
 import numpy as np
 
 from gradlab import _checks
+from gradlab.auditing.problem import Problem, windows
+from gradlab.auditing.rules import LoopRules, trajectory
 from gradlab.lab.widget.course.bugs import BUGS, EVERYTHING, MEASURES, STEPS, Settings
 
 EXAMPLES = 2  # of a micro-batch
@@ -26,19 +31,16 @@ EQUAL = 4
 RATE = 0.1
 LIMIT = 3.0
 IN_FLIGHT = 10
-# Adam's constants; the last one is added to a variance
-BETA1 = 0.9
-BETA2 = 0.999
-TINY = 1e-12
-FLOOR = 1e-3
+FLOOR = 1e-3  # added to a variance
 
 
 class MicroBatch(NamedTuple):
-    """The inputs and labels of its tokens, and the number of texts that they belong to."""
+    """The inputs and labels of texts, and which of them are tokens and not padding: arrays of the
+    shape (texts, length)."""
 
     x: np.ndarray
     y: np.ndarray
-    texts: int
+    mask: np.ndarray
 
 
 class Evidence(NamedTuple):
@@ -91,13 +93,20 @@ def experiment(
     _checks.natural_number("seed", seed)
     if bug is not None:
         _checks.one_of("bug", bug, BUGS)
-    windows = data(settings, seed)
-    sizes = [len(window) for window in windows]
+    epoch = data(settings, seed)
+    sizes = EPOCHS * [len(window) for window in epoch]
     if measure == "memory":
         loop = _held(settings.k, IN_FLIGHT if bug == "in_flight" else 1, EXAMPLES)
         return Evidence(settings, measure, loop, _held(1, 1, settings.k * EXAMPLES), sizes)
+    right = _problem(epoch, settings)
+    large = replace(right, k=1, epochs=[windows(right)])
+    rules = LoopRules(**BUGS[bug].rules) if bug else LoopRules()
     return Evidence(
-        settings, measure, _loop(windows, settings, bug), _large_batch(windows, settings), sizes
+        settings,
+        measure,
+        _path(_problem(epoch, settings, bug), rules, sizes),
+        _path(large, LoopRules(), sizes),
+        sizes,
     )
 
 
@@ -121,7 +130,7 @@ def is_clear(seed: int) -> bool:
 
 
 def data(settings: Settings, seed: int = 0) -> list[list[MicroBatch]]:
-    """The windows of all epochs, each a list of micro-batches. An epoch repeats the one before."""
+    """The windows of an epoch, each a list of micro-batches. All epochs have the same ones."""
     rng = np.random.default_rng(seed)
     slope = rng.choice([-1, 1]) * rng.uniform(2, 3)
     full = settings.k * EXAMPLES
@@ -135,105 +144,56 @@ def data(settings: Settings, seed: int = 0) -> list[list[MicroBatch]]:
     x = rng.normal(0.3, 1.0, [most, MOST])
     y = slope * x + rng.normal(0, 3.0, [most, 1]) + rng.normal(0, 0.5, [most, MOST])
 
-    def cut(first: int) -> MicroBatch:
-        texts_here = range(first, min(first + EXAMPLES, texts))
-        xs, ys = (
-            np.concatenate([values[text, : tokens[text]] for text in texts_here])
-            for values in (x, y)
-        )
-        return MicroBatch(xs, ys, len(texts_here))
-
-    micro_batches = [cut(first) for first in range(0, texts, EXAMPLES)]
-    return EPOCHS * [
-        micro_batches[at : at + settings.k] for at in range(0, len(micro_batches), settings.k)
+    mask = np.arange(MOST) < tokens[:, np.newaxis]
+    micro_batches = [
+        MicroBatch(*(each[:texts][first : first + EXAMPLES] for each in (x, y, mask)))
+        for first in range(0, texts, EXAMPLES)
     ]
+    return [micro_batches[at : at + settings.k] for at in range(0, len(micro_batches), settings.k)]
 
 
-class _Weight:
-    """The weight and its optimizer."""
-
-    def __init__(self, settings: Settings, updates: int):
-        self.value = 0.0
-        self._settings = settings
-        self._updates = updates
-        self._mean = self._square = 0.0
-
-    def apply(self, gradient: float, count: int) -> None:
-        """Make an update; `count` is what the schedule and Adam take for the number of updates
-        before it."""
-        rate = RATE * max(0.0, 1 - count / self._updates) if self._settings.schedule else RATE
-        if self._settings.optimizer == "SGD":
-            self.value -= rate * gradient
-            return
-        self._mean += (1 - BETA1) * (gradient - self._mean)
-        self._square += (1 - BETA2) * (gradient**2 - self._square)
-        mean = self._mean / (1 - BETA1 ** (count + 1))
-        square = self._square / (1 - BETA2 ** (count + 1))
-        self.value -= rate * mean / (np.sqrt(square) + TINY)
+def _problem(epoch: list[list[MicroBatch]], settings: Settings, bug: str | None = None) -> Problem:
+    """The training of the loop, with what a bug changes beside the rules."""
+    updates = EPOCHS * len(epoch)
+    if settings.normalization:
+        epoch = [_normalized(window, bug == "batch_norm") for window in epoch]
+    micro_batches: list[tuple] = list(chain(*epoch))
+    return Problem(
+        "one weight",
+        {"w": np.zeros(1)},
+        EPOCHS * [micro_batches],
+        settings.k,
+        settings.optimizer.lower(),
+        lambda update: RATE * max(0, 1 - update / updates) if settings.schedule else RATE,
+        clip_norm=LIMIT if settings.clipping else None,
+        average_over="examples" if bug == "mean_of_means" else "tokens",
+    )
 
 
-def _large_batch(windows: list[list[MicroBatch]], settings: Settings) -> np.ndarray:
-    weight = _Weight(settings, len(windows))
-    path = [0.0]
-    for update, window in enumerate(windows):
-        x, y = (np.concatenate([getattr(part, name) for part in window]) for name in "xy")
-        gradient = _gradient(weight.value, _normalized(x, x) if settings.normalization else x, y)
-        weight.apply(_clipped(gradient) if settings.clipping else gradient, update)
-        path.append(weight.value)
-    return np.array(path)
-
-
-def _loop(windows: list[list[MicroBatch]], settings: Settings, bug: str | None) -> np.ndarray:
-    weight = _Weight(settings, len(windows))
-    path = [0.0]
-    updates = seen = 0
-    for window in windows:
-        seen += len(window)
-        if bug != "tail_dropped" or len(window) == settings.k:
-            gradient = _window_gradient(weight.value, window, settings, bug)
-            weight.apply(gradient, seen - 1 if bug == "clocks" else updates)
-            updates += 1
-        path.append(weight.value)
-    return np.array(path)
-
-
-def _window_gradient(
-    w: float, window: list[MicroBatch], settings: Settings, bug: str | None
-) -> float:
-    total = 0.0
-    divisor = 0
-    # Statistics of inputs need no weights, so they can come first
-    whole = np.concatenate([part.x for part in window])
+def _normalized(window: list[MicroBatch], alone: bool) -> list[MicroBatch]:
+    """A window whose inputs are normalized by its statistics, or by those of each micro-batch
+    alone. Statistics of inputs need no weights, so they can come before the training."""
+    found = []
     for part in window:
-        x = (
-            _normalized(part.x, part.x if bug == "batch_norm" else whole)
-            if settings.normalization
-            else part.x
-        )
-        gradient = _gradient(w, x, part.y)
-        if settings.clipping and bug == "clip_each":
-            gradient = _clipped(gradient)
-        size = part.texts if bug == "mean_of_means" else len(part.x)
-        total += size * gradient
-        divisor += size
-    mean = total / divisor
-    if bug == "sum":
-        mean *= len(window)
-    if bug == "tail_by_k":
-        mean *= len(window) / settings.k
-    return _clipped(mean) if settings.clipping and bug != "clip_each" else mean
+        over = np.concatenate([each.x[each.mask] for each in ([part] if alone else window)])
+        x = (part.x - over.mean()) / np.sqrt(over.var() + FLOOR)
+        found.append(MicroBatch(x, part.y, part.mask))
+    return found
 
 
-def _gradient(w: float, x: np.ndarray, y: np.ndarray) -> float:
-    return float(np.mean((w * x - y) * x))
+def _path(problem: Problem, rules: LoopRules, sizes: list[int]) -> np.ndarray:
+    """The weight at the beginning and after each window, of so many micro-batches."""
+    updates = trajectory(problem, rules, _gradient)
+    path = [0.0]
+    for size in sizes:
+        is_dropped = rules.tail == "dropped" and size < problem.k
+        path.append(path[-1] if is_dropped else next(updates).item())
+    return np.array(path)
 
 
-def _normalized(x: np.ndarray, over: np.ndarray) -> np.ndarray:
-    return (x - over.mean()) / np.sqrt(over.var() + FLOOR)
-
-
-def _clipped(gradient: float) -> float:
-    return float(np.clip(gradient, -LIMIT, LIMIT))
+def _gradient(w: np.ndarray, microbatch: tuple) -> np.ndarray:
+    x, y, mask = microbatch
+    return np.array([np.average((w * x - y) * x, weights=mask)])
 
 
 def _held(micro_batches: int, in_flight: int, texts: int) -> np.ndarray:
