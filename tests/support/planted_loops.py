@@ -1,13 +1,15 @@
 """Correct training loops, and loops with planted bugs, written as people write them, for the tests
 of the audit.
 
-They share nothing with `gradlab.auditing.rules` but the gradients: a loop here keeps a list of a
-window's gradients, and makes one of them in the end.
+They share nothing with `gradlab.auditing.rules` but the gradients and the names of the bugs: a loop
+here keeps a list of a window's gradients, and makes one of them in the end.
 """
 
 import itertools
 
 import numpy as np
+
+from gradlab.auditing.bugs import BUGS
 
 # Bugs that share a switch of the loop below: it can have one of each row.
 SWITCHES = (
@@ -21,15 +23,9 @@ SWITCHES = (
 )
 # A pair that is one bug of the list: a step for each micro-batch with a k-th of its gradient.
 SAME = {("step_per_microbatch", "scaled_twice"): "step_per_microbatch"}
-NAMES = (
-    "sum_for_mean", "divided_by_k", "tail_dropped", "tail_carried", "mean_of_means", "clipped_per_microbatch",
-    "schedule_per_microbatch", "schedule_stretched", "bias_correction_per_microbatch", "decay_per_microbatch",
-    "first_only", "last_only", "not_reset", "step_per_microbatch", "scaled_twice", "off_by_one", "nonfinite_poisons",
-    "low_precision_sum",
-)  # fmt: skip
 PAIRS = [
     pair
-    for pair in itertools.combinations(NAMES, 2)
+    for pair in itertools.combinations(BUGS, 2)
     if not any(set(pair) <= set(row) for row in SWITCHES)
 ]
 
