@@ -20,13 +20,14 @@ class LoopRules:
         alike: count all micro-batches of a window alike, whatever their number of examples or
             tokens.
         divisor: divide the sum of a window by what was "seen"; by what the whole "window" has,
-            known beforehand; by "k" full micro-batches; by "none"; or by what was seen, and
-            multiply by the "share" of k micro-batches that were there, or by their "count".
+            known beforehand; by the number of its "microbatches"; by "k" full micro-batches; by
+            "none"; or by what was seen, and multiply by the "share" of k micro-batches that were
+            there, or by their "count".
         twice: divide by k once more.
         keep: "all" micro-batches of a window, or only the gradient of the "first" or the "last".
             "first of all" and "last of all" still divide by all of them.
-        reset: after an update, set to zero "all", "none", or only the "divisor"; or add the
-            gradient that was applied to the next one ("kept").
+        reset: after an update, set to zero "all", "none", or only the "sum" or the "divisor"; or
+            add the gradient that was applied to the next one ("kept").
         window: how many micro-batches more than k a window has; "early": an update follows
             micro-batches 0, k, 2k, ..., counted from 0; "late": the same without micro-batch 0.
         tail: the rest of an epoch makes an update of its own ("updates"), is "dropped", is
@@ -131,7 +132,7 @@ class _Run:
         self._updates = self._microbatches = self._position = 0
         self._kept = np.zeros(self._weights.size)
         self._ahead = 1.0
-        self._full = max(problem.size(one) for epoch in problem.epochs for one in epoch)
+        self._full = max(map(problem.size, chain(*problem.epochs)), default=0.0)
         self._zero()
 
     def _zero(self) -> None:
@@ -227,6 +228,7 @@ class _Run:
         by = {
             "seen": lambda: mean,
             "window": lambda: total / self._ahead,
+            "microbatches": lambda: total / max(count, 1.0),
             "k": lambda: total / (k * (1.0 if rules.alike else self._full)),
             "none": lambda: total,
             "share": lambda: mean * count / k,
@@ -251,13 +253,13 @@ class _Run:
         self._weights = self._weights - self._rate() * self._direction(gradient)
         self._updates += 1
         if rules.step != "running" or ends:
-            if rules.reset in ("all", "kept"):
-                self._zero()
-            if rules.reset == "kept":
-                self._kept = gradient
-            elif rules.reset == "divisor":
+            if rules.reset in ("all", "kept", "sum"):
+                self._sums = np.zeros_like(self._sums)
+            if rules.reset in ("all", "kept", "divisor"):
                 self._sizes = np.zeros_like(self._sizes)
                 self._counts = np.zeros_like(self._counts)
+            if rules.reset == "kept":
+                self._kept = gradient
         return True
 
     def _rate(self) -> float:

@@ -1,14 +1,15 @@
-"""The exercises' checkers: no wrong answer passes, none raises. That the right ones pass, the
-solutions show."""
+"""The exercises' checkers: no wrong answer passes, none raises, and frequent mistakes are named.
+That the right ones pass, the solutions show."""
 
 import importlib
 import inspect
 import pkgutil
 
+import numpy as np
 import pytest
 
 from gradlab.lab import exercises
-from gradlab.lab.exercises import exercise, require_choice, require_close
+from gradlab.lab.exercises import exercise, require_choice, require_close, variable_accumulation
 
 MODULES = [module.name for module in pkgutil.iter_modules(exercises.__path__)]
 CHECKERS = [
@@ -78,3 +79,54 @@ def test_words(capsys):
     ):
         checker(answer)
         assert capsys.readouterr().out.strip() == said
+
+
+def loop(kept="", size=len, divisor=lambda window, weight: weight, seen=lambda windows: windows):
+    """The loop of the last exercise of notebook 04, as a student writes it, with a mistake."""
+
+    def train(w, windows, rate):
+        total, weight = np.zeros_like(w), 0
+        for window in seen([list(window) for window in windows]):
+            total = total if "total" in kept else np.zeros_like(w)
+            weight = weight if "weight" in kept else 0
+            for x, y in window:
+                total = total + size(x) * 2 / len(x) * x.T @ (x @ w - y)
+                weight = weight + size(x)
+            w = w - rate * total / divisor(window, weight)
+        return w
+
+    return train
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        (loop(kept="total"), "What does the second window begin with?"),
+        (loop(kept="weight"), "as if the weight of earlier windows were still there"),
+        (loop(kept="total, weight"), "as if each window went on with the mean of those before"),
+        (loop(size=lambda x: 1), "as if all micro-batches counted the same"),
+        (
+            loop(size=lambda x: 1, divisor=lambda *_: 1),
+            "as if mean gradients were added and not divided",
+        ),
+        (loop(divisor=lambda *_: 1), "as if the sum over the examples were applied"),
+        (
+            loop(divisor=lambda window, weight: len(window)),
+            "as if the sum were divided by the number of micro-batches",
+        ),
+        (
+            loop(seen=lambda windows: [window[-1:] for window in windows]),
+            "as if only the last micro-batch of a window counted",
+        ),
+        (
+            loop(seen=lambda windows: [[part] for window in windows for part in window]),
+            "as if each micro-batch were a window",
+        ),
+        (loop(seen=lambda windows: windows[:1]), "as if there were one window only"),
+        (loop(divisor=lambda window, weight: 3 * weight), "and should not be. The examples of"),
+        (loop(), "when each micro-batch overwrites the one before, w is"),
+    ],
+)
+def test_the_mistake_of_a_loop_is_named(answer, hint, capsys):
+    variable_accumulation.repaired(answer)
+    assert hint in capsys.readouterr().out

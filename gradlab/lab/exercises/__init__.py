@@ -6,7 +6,7 @@ hint. It never raises an exception: if the answer raises one, the checker prints
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,42 @@ def require(condition: Any, hint: str) -> None:
     """Raise `NotYet` with this hint unless the condition is true."""
     if not condition:
         raise NotYet(hint)
+
+
+def filled(value: Any) -> Any:
+    """Return what a student's function returned; raise `NotYet` for None and for dots."""
+    require(value is not None and value is not ..., "the function returns nothing yet")
+    return value
+
+
+def hint_for(
+    value: Any,
+    mistakes: Mapping[Any, str],
+    otherwise: str = "and should not be",
+    rtol: float = 1e-5,
+) -> str:
+    """Return the hint of the first known mistake that leads to this number or array.
+
+    Args:
+        value: the student's number or array.
+        mistakes: the hint of each wrong number; a tuple stands for an array.
+        otherwise: the hint if there is no such mistake.
+        rtol: the relative difference up to which numbers are equal.
+    """
+    if value is not None and value is not ...:
+        for wrong, hint in mistakes.items():
+            if np.shape(value) == np.shape(wrong) and np.allclose(
+                np.asarray(value, np.float64), wrong, rtol=rtol
+            ):
+                return hint
+    return otherwise
+
+
+def require_unlike(value: Any, mistakes: Mapping[Any, str], rtol: float = 1e-5) -> None:
+    """Raise `NotYet` with its hint if a known mistake leads to this number or array; see
+    `hint_for`."""
+    hint = hint_for(value, mistakes, "", rtol)
+    require(not hint, hint)
 
 
 def require_close(

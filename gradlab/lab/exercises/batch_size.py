@@ -5,7 +5,15 @@ from typing import Any
 import numpy as np
 from IPython.display import display
 
-from gradlab.lab.exercises import NotYet, exercise, leaderboard, require, require_close
+from gradlab.lab.exercises import (
+    NotYet,
+    exercise,
+    filled,
+    leaderboard,
+    require,
+    require_close,
+    require_unlike,
+)
 
 ENOUGH = 95  # percent of the test images that a row of the leaderboard must reach
 
@@ -15,14 +23,15 @@ def noise_scale(answer: Any) -> None:
     """A function: (microbatch_norms, window_norms, b) -> the gradient noise scale in examples."""
     got = answer(np.array([[2.0, 2.0]]), np.array([np.sqrt(3.0)]), 10)
     wrong = (2 - 3**0.5) * 20 / (2 * 3**0.5 - 2)
-    _hint(got, {
+    mistakes = {
         wrong: "the equations are about squared norms",
         1.0: "the variance is that of one example, and a micro-batch has b examples",
         5.0: "a window has k times as many examples as a micro-batch",
         0.5: "the variance is that of one example: how many examples does a window have?",
         20.0: "look at the signal again: how much of W is still noise?",
         0.1: "that is signal over noise: invert the ratio",
-    })  # fmt: skip
+    }
+    require_unlike(got, mistakes, rtol=1e-9)
     what = "the noise scale of one window"
     require_close(got, 10, what, "and should be 10")
     microbatch_norms = np.sqrt(np.array([[5.0, 7.0, 9.0], [4.0, 4.0, 4.0]]))
@@ -41,14 +50,15 @@ def noise_scale(answer: Any) -> None:
     variance = np.array([24, (4 - 4 / 3 + 0.1) * 6])
     signal = np.array([1.0, -0.15])
     noisy = answer(microbatch_norms, window_norms, 4)
-    _hint(noisy, {
+    mistakes = {
         (variance / signal).mean(): "first average the variances and the signals, then take the "
-                                    "ratio of the two",
+        "ratio of the two",
         variance[0] / signal[0]: "include windows whose signal is below 0: without them the means "
-                                 "are biased",
+        "are biased",
         variance.mean() / np.maximum(signal, 0).mean(): "do not clip a signal below 0 to 0: that "
-                                                        "biases the mean",
-    })  # fmt: skip
+        "biases the mean",
+    }
+    require_unlike(noisy, mistakes, rtol=1e-9)
     hint = "but the mean signal is 0.425, although it is below 0 in one window"
     require_close(
         noisy, variance.mean() / signal.mean(), "the noise scale of two noisy windows", hint
@@ -59,10 +69,11 @@ def noise_scale(answer: Any) -> None:
 def largest_batch(answer: Any) -> None:
     """A function: (noise_scale, factor) -> the largest batch."""
     got = answer(400, 1.5)
-    _hint(got, {
+    mistakes = {
         800: "that limits the number of updates. The exercise limits the number of examples",
         600: "the factor is 1 + B / noise scale: do not forget the 1",
-    })  # fmt: skip
+    }
+    require_unlike(got, mistakes, rtol=1e-9)
     require_close(got, 200, "the largest batch", "and should be 200")
     require_close(
         answer(1000, 3), 2000, "the largest batch for a noise scale of 1,000 and factor 3"
@@ -73,12 +84,13 @@ def largest_batch(answer: Any) -> None:
 def scaled_beta_2(answer: Any) -> None:
     """A function: (beta_2, batch, new_batch) -> the new beta_2."""
     got = answer(0.999, 400, 100)
-    _hint(got, {
+    mistakes = {
         0.999**4: "a smaller batch needs a longer half-life in updates, so a beta_2 closer to 1",
         0.999 / 4: "beta_2 is not proportional to the batch. How many updates is the half-life?",
         1 - 0.001 / 4: "very close: that is the first-order approximation. The half-life calls "
-                       "for a power",
-    })  # fmt: skip
+        "for a power",
+    }
+    require_unlike(got, mistakes, rtol=1e-9)
     require_close(got, 0.999**0.25, "beta_2", _LIFE, rtol=1e-8)
     require_close(
         answer(0.95, 512, 1),
@@ -100,8 +112,7 @@ def best_accumulation(answer: Any) -> None:
     """A function: (noise_scale, b, devices, microbatch_seconds, update_seconds) -> the k that needs
     the least time."""
     for case, said in _CASES:
-        got = answer(*case)
-        require(got is not None and got is not ..., "the function returns nothing yet")
+        got = filled(answer(*case))
         whole = isinstance(got, (int, np.integer)) and not isinstance(got, bool)
         require(whole, f"return a whole number. Received: {got!r}")
         require(got >= 1, f"a window has at least one micro-batch. Received: {got!r}")
@@ -182,11 +193,3 @@ def leaderboard_row(answer: Any) -> None:
         row.accuracy_percent >= ENOUGH,
         f"{reached}, and {ENOUGH} % can be reached in {leaderboard.SECONDS:g} seconds",
     )
-
-
-def _hint(value, hints: dict[float, str]) -> None:
-    """Raise `NotYet` with the hint for a known wrong number."""
-    if value is None or value is ...:
-        return
-    for wrong, hint in hints.items():
-        require(not np.allclose(value, wrong, rtol=1e-9, atol=0), hint)

@@ -4,7 +4,14 @@ from typing import Any
 
 import numpy as np
 
-from gradlab.lab.exercises import exercise, require, require_choice, require_close
+from gradlab.lab.exercises import (
+    exercise,
+    filled,
+    require,
+    require_choice,
+    require_close,
+    require_unlike,
+)
 
 
 @exercise
@@ -13,23 +20,19 @@ def gradient_by_hand(answer: Any) -> None:
     number."""
     xs = np.array([1.0, 2.0, 3.0, 4.0])
     ys = np.array([1.0, 3.0, 2.0, 5.0])
-    got = _filled(answer(0.5, xs.copy(), ys.copy()))
+    got = np.asarray(filled(answer(0.5, xs.copy(), ys.copy())), np.float64)
     require(
         got.shape == (), f"the gradient is one number, and your answer has the shape {got.shape}"
     )
-    require(not np.isclose(got, -36), "this is the sum over the examples. The loss is their mean")
-    require(
-        not np.isclose(got, -4.5),
-        "one factor is missing: the derivative of a square is twice what is squared",
-    )
-    require(
-        not np.isclose(got, 9), "the sign is wrong: what is squared is the weight times x, minus y"
-    )
-    require(
-        not np.isclose(got, -3), "the chain rule is missing: each difference is multiplied by its x"
-    )
+    mistakes = {
+        -36: "this is the sum over the examples. The loss is their mean",
+        -4.5: "one factor is missing: the derivative of a square is twice what is squared",
+        9: "the sign is wrong: what is squared is the weight times x, minus y",
+        -3: "the chain rule is missing: each difference is multiplied by its x",
+    }
+    require_unlike(got, mistakes)
     require_close(got, -9, "the gradient at weight 0.5", "and should be -9, as in the table")
-    got = _filled(answer(2.0, xs[:3].copy(), ys[:3].copy()))
+    got = filled(answer(2.0, xs[:3].copy(), ys[:3].copy()))
     require_close(got, 10, "the gradient of the first three examples at weight 2")
 
 
@@ -39,39 +42,28 @@ def weighted_mean(answer: Any) -> None:
     over all examples."""
     gradients = [np.array([1.0, 0.0]), np.array([2.0, 4.0]), np.array([6.0, -2.0])]
     examples = [4, 4, 2]
-    got = _filled(answer([gradient.copy() for gradient in gradients], list(examples)))
-    if got.shape == (2,):
-        require(
-            not np.allclose(got, [3, 2 / 3]),
-            "this is the unweighted mean: the tail of 2 counts as much as a micro-batch of 4",
-        )
-        require(
-            not np.allclose(got, [9, 2]),
-            "this is the sum of the gradients, as if each were a mean over all ten examples",
-        )
-        require(
-            not np.allclose(got, [24, 12]),
-            "the weighted sum is right. Divide it by the sum of the weights",
-        )
-        require(
-            not np.allclose(got, [8, 4]),
-            "this was divided by the number of micro-batches, which is not the sum of the weights",
-        )
-        require(
-            not np.allclose(got, [2, 1]),
-            "this was divided by 12, as if each micro-batch had 4 examples: there are only ten",
-        )
+    got = filled(answer([gradient.copy() for gradient in gradients], list(examples)))
+    mistakes = {
+        (3, 2 / 3): "this is the unweighted mean: the tail of 2 counts as much as a micro-batch "
+        "of 4",
+        (9, 2): "this is the sum of the gradients, as if each were a mean over all ten examples",
+        (24, 12): "the weighted sum is right. Divide it by the sum of the weights",
+        (8, 4): "this was divided by the number of micro-batches, which is not the sum of the "
+        "weights",
+        (2, 1): "this was divided by 12, as if each micro-batch had 4 examples: there are only ten",
+    }
+    require_unlike(got, mistakes)
     require_close(
         got,
         [2.4, 1.2],
         "the mean of micro-batches of 4, 4 and 2",
         "and should be the mean over all ten examples",
     )
-    one = _filled(answer([np.array([[3.0, 5.0]])], [7]))
+    one = filled(answer([np.array([[3.0, 5.0]])], [7]))
     require_close(
         one, [[3, 5]], "the mean of a single micro-batch", "and should be its own gradient"
     )
-    four = _filled(answer([np.array(value) for value in (1.0, 2.0, 3.0, 4.0)], [1, 1, 1, 1]))
+    four = filled(answer([np.array(value) for value in (1.0, 2.0, 3.0, 4.0)], [1, 1, 1, 1]))
     require_close(four, 2.5, "the mean of four micro-batches of one example", "and should be 2.5")
 
 
@@ -97,8 +89,3 @@ def which_mistake(answer: Any) -> None:
     }
     for number, (wanted, hint) in hints.items():
         require_choice(answer[number], wanted, choices, hint)
-
-
-def _filled(value) -> np.ndarray:
-    require(value is not None and value is not ..., "the function returns nothing yet")
-    return np.asarray(value, np.float64)

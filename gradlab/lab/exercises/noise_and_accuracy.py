@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from gradlab.lab.exercises import exercise, require, require_close
+from gradlab.lab.exercises import exercise, filled, require, require_close, require_unlike
 
 ROW_1 = (95.0, 0.172, 10)
 ROW_2 = (95.2, 0.303, 10)
@@ -14,9 +14,8 @@ ROW_2 = (95.2, 0.303, 10)
 def standard_error(answer: Any) -> None:
     """A function: accuracies -> the standard error of their mean."""
     three = np.array([94.0, 95.0, 96.0])
-    got = answer(three)
-    require(got is not None, "the function returns nothing yet")
-    hints = {
+    got = filled(answer(three))
+    mistakes = {
         1.0: "that is the standard deviation of one run. The standard error is smaller",
         (2 / 3)
         ** 0.5: "that is the standard deviation of one run, with n for n - 1. The standard error "
@@ -27,8 +26,7 @@ def standard_error(answer: Any) -> None:
         / 2**0.5: "ddof applies to the standard deviation only: take the square root of the number "
         "of all runs",
     }
-    for wrong, hint in hints.items():
-        require(np.ndim(got) or abs(got - wrong) > 1e-6, hint)
+    require_unlike(got, mistakes)
     require_close(got, 3**-0.5, "the standard error of 94, 95, 96")
     more = np.array([94.1, 95.3, 94.8, 95.0, 95.9, 94.7, 95.2])
     require_close(answer(more), np.std(more, ddof=1) / 7**0.5, "the standard error of seven runs")
@@ -38,9 +36,8 @@ def standard_error(answer: Any) -> None:
 @exercise
 def standard_errors_apart(answer: Any) -> None:
     """A function: two rows of a table -> their distance in standard errors."""
-    got = answer(*ROW_1, *ROW_2)
-    require(got is not None, "the function returns nothing yet")
-    hints = {
+    got = filled(answer(*ROW_1, *ROW_2))
+    mistakes = {
         -1.81524: "the sign: the second mean is the higher one here, so it should be positive",
         0.57403: "compare the means: divide each variance by its number of runs",
         0.42105: "compare the means, and add variances, not standard deviations",
@@ -49,15 +46,12 @@ def standard_errors_apart(answer: Any) -> None:
         16.47504: "take the square root of the sum of the variances",
         0.2: "that is the difference itself: divide it by its standard error",
     }
-    for wrong, hint in hints.items():
-        require(np.ndim(got) or abs(got - wrong) > 1e-3, hint)
+    require_unlike(got, mistakes, rtol=1e-4)
     require_close(got, 1.815236, "the distance of the published rows", rtol=1e-4)
     wanted = -1.0 / (0.5**2 / 4 + 0.3**2 / 9) ** 0.5
     got = answer(96.0, 0.5, 4, 95.0, 0.3, 9)
-    require(
-        np.ndim(got) or abs(got + wanted) > 1e-3,
-        "where the second mean is the lower one, it should be negative",
-    )
+    mistakes = {-wanted: "where the second mean is the lower one, it should be negative"}
+    require_unlike(got, mistakes)
     hint = "but the rows have different numbers of runs: divide each variance by its own"
     require_close(got, wanted, "the distance of rows of 4 and 9 runs", hint)
 
@@ -66,8 +60,7 @@ def standard_errors_apart(answer: Any) -> None:
 def best_of_equal_looks(answer: Any) -> None:
     """A function: (looks of a run, how many of them count) -> the best of these."""
     looks = np.array([6.0, 5.0, 3.0, 9.0, 2.0, 4.0])
-    got = answer(looks, 2)
-    require(got is not None, "the function returns nothing yet")
+    got = filled(answer(looks, 2))
     require(np.ndim(got) == 0, "the best look is one number")
     require(got != 9, "9 is not among the third and the sixth look")
     require(
@@ -99,8 +92,7 @@ def rows_of_window(answer: Any) -> None:
     """A function: (order of all examples, number of the update, k, b) -> the rows of a window,
     shape (k, b)."""
     order = np.random.default_rng(0).permutation(26)
-    got = answer(order.copy(), 0, 3, 4)
-    require(got is not None, "the function returns nothing yet")
+    got = filled(answer(order.copy(), 0, 3, 4))
     got = np.asarray(got)
     require(
         got.shape == (3, 4),

@@ -5,7 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from gradlab.lab.exercises import exercise, require, require_close
+from gradlab.auditing.bugs import BUGS as KNOWN
+from gradlab.auditing.problem import Problem
+from gradlab.auditing.rules import LoopRules, trajectory
+from gradlab.lab.exercises import exercise, hint_for, require, require_close
 from gradlab.lab.widget.course.bug_loops import Evidence, experiment
 from gradlab.lab.widget.course.bugs import BUGS, Settings
 
@@ -18,29 +21,20 @@ def updates_until_zero(answer: Any) -> None:
     """A function: (steps of the schedule, k) -> how many updates have a learning rate above 0."""
     for steps, k in ((1000, 8), (10, 5), (1000, 1), (10, 4), (97, 16), (5, 8)):
         value = answer(steps, k)
-        hints = (
-            (steps, "which would be right if the schedule counted updates. What does it count?"),
-            (
-                steps * k,
-                "which is later than planned. Is the schedule slower than planned, or faster?",
-            ),
-            (steps / k, "and should be a whole number: an update that was not made does not count"),
-            (
-                -(-steps // k),
-                "which is one too many: its last micro-batch is past the end of the schedule",
-            ),
+        mistakes = {
+            steps: "which would be right if the schedule counted updates. What does it count?",
+            steps * k: "which is later than planned. Is the schedule slower than planned, or "
+            "faster?",
+            steps / k: "and should be a whole number: an update that was not made does not count",
+            -(-steps // k): "which is one too many: its last micro-batch is past the end of the "
+            "schedule",
+        }
+        hint = hint_for(
+            value, mistakes, "and should not be: what is the count at the first update?"
         )
-        hint = _matching(value, hints, "and should not be: what is the count at the first update?")
         require_close(
             value, steps // k, f"for {steps} steps and k = {k}, the number of updates", hint
         )
-
-
-def _matching(value, hints: tuple, otherwise: str = "and should not be") -> str:
-    for wrong, hint in hints:
-        if np.shape(value) == np.shape(wrong) and np.allclose(np.asarray(value, np.float64), wrong):
-            return hint
-    return otherwise
 
 
 @exercise
@@ -49,7 +43,7 @@ def train(answer: Any) -> None:
     constant = lambda update: 0.125  # noqa: E731
 
     def trained(sizes, k, learning_rate):
-        """The student's weight, that of the large batch, and the updates whose learning rates were
+        """The student's weight, that of a right loop, and the updates whose learning rates were
         requested."""
         asked = []
 
@@ -58,7 +52,7 @@ def train(answer: Any) -> None:
             return learning_rate(update)
 
         value = answer(_microbatches(sizes), 1.0, k, recorded)
-        return value, _large_batches(sizes, k, learning_rate), asked
+        return value, _loop()(_microbatches(sizes), 1.0, k, learning_rate), asked
 
     value, wanted, _ = trained([2, 2, 2, 2], 2, constant)
     require_close(
@@ -75,14 +69,14 @@ def train(answer: Any) -> None:
     )
     require_close(value, wanted, "with a rate that falls, w")
 
-    before = _large_batches([2, 2, 2, 2], 2, constant)
+    before = _loop()(_microbatches([2, 2, 2, 2]), 1.0, 2, constant)
     value, wanted, asked = trained([2, 2, 2, 2, 2], 2, constant)
-    hints = ((before, "as if there were no fifth micro-batch"),)
+    mistakes = {before: "as if there were no fifth micro-batch"}
     require_close(
         value,
         wanted,
         "with five micro-batches and k = 2, w",
-        _matching(value, hints, "look at the last window"),
+        hint_for(value, mistakes, "look at the last window"),
     )
     require(
         asked == [0, 1, 2],
@@ -105,16 +99,6 @@ def _microbatches(sizes) -> list:
         (rng.integers(1, 4, size).astype(np.float64), rng.integers(-4, 5, size) / 2)
         for size in sizes
     ]
-
-
-def _large_batches(sizes, k: int, learning_rate) -> float:
-    """The weight after an epoch of large batches, each of k of these micro-batches."""
-    microbatches = _microbatches(sizes)
-    w = 1.0
-    for update, first in enumerate(range(0, len(microbatches), k)):
-        x, y = (np.concatenate(column) for column in zip(*microbatches[first : first + k]))
-        w -= learning_rate(update) * np.mean((w * x - y) * x)
-    return w
 
 
 def _listed(numbers) -> str:
@@ -146,78 +130,69 @@ def _verdict(answer, loop):
         return False
 
 
-def _loop(
-    sizes: Callable = len,
-    clip: float = np.inf,
-    tail: str = "update",
-    clock: str = "updates",
-    dtype: type = np.float64,
-) -> Callable:
+def _loop(clip_norm: float | None = None, **rules: Any) -> Callable:
     """A training loop like that of exercise 2.
 
     Args:
-        sizes: the weight of a micro-batch, from its inputs.
-        clip: the largest gradient of a micro-batch.
-        tail: "update", "drop", or "divide" to divide by k micro-batches.
-        clock: what the learning rate counts: "updates" or "micro-batches".
-        dtype: the type of the sums.
+        clip_norm: the largest gradient, or None.
+        **rules: the fields of `LoopRules` that differ from those of a right loop.
     """
 
     def train(microbatches, w, k, learning_rate):
-        microbatches = list(microbatches)
-        updates = 0
-        for first in range(0, len(microbatches), k):
-            window = microbatches[first : first + k]
-            if len(window) < k and tail == "drop":
-                break
-            total = weight = dtype(0)
-            for x, y in window:
-                x = np.asarray(x, dtype)
-                y = np.asarray(y, dtype)
-                total += dtype(sizes(x)) * np.clip(np.mean((dtype(w) * x - y) * x), -clip, clip)
-                weight += dtype(sizes(x))
-            factor = len(window) / k if tail == "divide" else 1
-            count = first + len(window) - 1 if clock == "micro-batches" else updates
-            w = w - learning_rate(count) * factor * float(total / weight)
-            updates = updates + 1
-        return w
+        problem = Problem(
+            "one weight",
+            {"w": w},
+            [list(microbatches)],
+            k,
+            learning_rate=learning_rate,
+            clip_norm=clip_norm,
+        )
+        *_, last = [w], *trajectory(problem, LoopRules(**rules), _gradient)
+        return float(last[0])
 
     return train
 
 
-def _summing(microbatches, w, k, learning_rate):
-    """A loop that adds up the mean gradients of a window and does not divide."""
-    for update, first in enumerate(range(0, len(microbatches), k)):
-        w = w - learning_rate(update) * sum(
-            np.mean((w * x - y) * x) for x, y in microbatches[first : first + k]
-        )
-    return w
+def _gradient(w: np.ndarray, microbatch: tuple) -> np.ndarray:
+    x, y = microbatch
+    return np.atleast_1d(np.mean((w * x - y) * x))
+
+
+def _rounded(microbatches, w, k, learning_rate):
+    """A right loop with the digits of float32 only."""
+    return float(np.float32(_loop()(microbatches, w, k, learning_rate)))
 
 
 _RIGHT = (
     (_loop(), "it weights by examples, and updates at the end of the epoch"),
     (
-        _loop(dtype=np.float32),
+        _rounded,
         "it sums in float32, so its last digits differ. Is your comparison too strict?",
     ),
 )
 _BROKEN = (
-    (_summing, "it adds the gradients of a window and does not divide"),
     (
-        _loop(sizes=lambda x: 1),
+        _loop(alike=True, divisor="none"),
+        "it adds the gradients of a window and does not divide",
+    ),
+    (
+        _loop(alike=True),
         "it weights all micro-batches equally. Try micro-batches of different sizes",
     ),
     (
-        _loop(tail="drop"),
+        _loop(tail="dropped"),
         "it forgets a window that is not full. Try a number of micro-batches that k does not "
         "divide",
     ),
-    (_loop(tail="divide"), "it divides by k in a window that is not full. Try one"),
+    (_loop(divisor="share"), "it divides by k in a window that is not full. Try one"),
     (
-        _loop(clock="micro-batches"),
+        _loop(**KNOWN["schedule_per_microbatch"].variants[0]),
         "it counts micro-batches for the learning rate. Try a rate that changes",
     ),
-    (_loop(clip=3.0), "it clips the gradient of each micro-batch to 3. Try larger gradients"),
+    (
+        _loop(clip_norm=3.0, clip="each"),
+        "it clips the gradient of each micro-batch to 3. Try larger gradients",
+    ),
 )
 
 

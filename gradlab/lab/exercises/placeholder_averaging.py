@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from gradlab import static_graph
-from gradlab.lab.exercises import NotYet, exercise, require, require_close
+from gradlab.lab.exercises import NotYet, exercise, filled, hint_for, require, require_close
 
 v1 = tf.compat.v1
 
@@ -239,8 +239,8 @@ def _check_left_out(answer: Any) -> None:
         hint = "but should be 5: 3 and 9 with the weights 4 and 2"
         weighed = "which counts the examples of the micro-batch that was left out: divide by the others' only"
         shifted = "which has the weights 4 and 3: leave out the size of the micro-batch, too"
-        named = {10 / 3: weighed, 6: "which is the unweighted mean", 39 / 7: shifted}
-        hint = next((text for wrong, text in named.items() if np.allclose(scalar, wrong)), hint)
+        mistakes = {10 / 3: weighed, 6: "which is the unweighted mean", 39 / 7: shifted}
+        hint = hint_for(scalar, mistakes, hint)
         require_close(scalar, 5, f"{whole} the mean of the second variable", hint)
         require_close(
             vector,
@@ -288,9 +288,9 @@ def _reusing_stream():
 
 
 def _list(value, variables: int) -> list:
-    require(value is not None and value is not ..., "the function returns nothing yet")
     require(
-        isinstance(value, list | tuple | np.ndarray), "the result should be a list over variables"
+        isinstance(filled(value), list | tuple | np.ndarray),
+        "the result should be a list over variables",
     )
     value = list(value)
     wanted = "one array" if variables == 1 else f"{variables} arrays, one for each variable"
@@ -312,15 +312,11 @@ def _check_means(means: list) -> None:
 
 def _why(value, total: float, plain: float, planned: float) -> str:
     """The second half of the message: names the mistake behind a frequent wrong mean."""
-    for wrong, hint in (
-        (total, "which is the weighted sum: divide it by the sum of the weights"),
-        (plain, "which is the unweighted mean: use the weights"),
-        (
-            planned,
-            "which is the weighted sum over the number of micro-batches: divide by the sum of the "
-            "weights",
-        ),
-    ):
-        if np.shape(value) == () and np.isclose(float(value), wrong):
-            return hint
-    return "and should not be: the sum of weight times gradient, over the sum of the weights"
+    mistakes = {
+        total: "which is the weighted sum: divide it by the sum of the weights",
+        plain: "which is the unweighted mean: use the weights",
+        planned: "which is the weighted sum over the number of micro-batches: divide by the sum "
+        "of the weights",
+    }
+    otherwise = "and should not be: the sum of weight times gradient, over the sum of the weights"
+    return hint_for(value, mistakes, otherwise)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from gradlab.lab.exercises import exercise, require, require_close
+from gradlab.lab.exercises import exercise, filled, require, require_close
 from gradlab.lab.widget.course.schedules import PIPELINES, schedule
 from gradlab.lab.widget.course.timeline import Timeline, compare
 from gradlab.lab.widget.course.timeline_drawing import Drawing
@@ -73,7 +73,7 @@ def which_schedule(answer: Any) -> None:
 def most_devices(answer: Any) -> None:
     """A function: (micro-batches, seconds of each, s, efficiency) -> the largest number of devices
     that reaches it."""
-    got = _number(answer(64, 0.3, 0.32, 0.75))
+    got = float(filled(answer(64, 0.3, 0.32, 0.75)))
     require(
         got != 11,
         "11 devices would be efficient enough, but 64 micro-batches cannot be divided by 11",
@@ -117,10 +117,8 @@ def _check_mean(answer: Callable, workers: list[tuple], wanted: list[float]) -> 
     """Raise `NotYet` unless each worker returns the mean; return the number of sums that were
     used."""
     results, sums = _run_workers(answer, workers)
-    require(
-        all(result is not None and result is not ... for result in results),
-        "the function returns nothing yet",
-    )
+    for result in results:
+        filled(result)
     require(sums, "all_reduce was never called, so each worker uses only its own examples")
     gradients, examples = (np.array(column) for column in zip(*workers))
     counts = ", ".join(str(count) for count in examples)
@@ -196,8 +194,7 @@ def _run_workers(answer: Callable, workers: list[tuple]) -> tuple[list, int]:
 
 
 def _check_bubble(answer: Callable, p: int, m: int, forward: float, backward: float) -> None:
-    got = answer(p, m, forward, backward)
-    require(got is not None and got is not ..., "the function returns nothing yet")
+    got = filled(answer(p, m, forward, backward))
     require(
         isinstance(got, tuple | list) and len(got) == 2,
         "return two numbers: the seconds, and the idle share",
@@ -236,7 +233,7 @@ def _check_bubble(answer: Callable, p: int, m: int, forward: float, backward: fl
 
 def _check_devices(answer: Callable, case: tuple, wanted: int) -> None:
     microbatches, seconds, ring, efficiency = case
-    got = _number(answer(*case))
+    got = float(filled(answer(*case)))
     said = f"for {microbatches} micro-batches of {seconds:g} s, s = {ring:g} and {100 * efficiency:.0f} %"
     require(
         got == int(got) and 1 <= got <= microbatches,
@@ -252,11 +249,6 @@ def _check_devices(answer: Callable, case: tuple, wanted: int) -> None:
     require(
         got >= wanted, f"{said}: {got:g} devices reach {100 * reached:.1f} %, but more would do"
     )
-
-
-def _number(value) -> float:
-    require(value is not None and value is not ..., "the function returns nothing yet")
-    return float(value)
 
 
 @exercise

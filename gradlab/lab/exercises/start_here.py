@@ -4,24 +4,21 @@ from typing import Any
 
 import numpy as np
 
-from gradlab.lab.exercises import exercise, require, require_close
+from gradlab.lab.exercises import exercise, filled, require, require_close, require_unlike
 
 
 @exercise
 def effective_batch(answer: Any) -> None:
     """A number: the effective batch of T = 2, k = 8, b = 16."""
-    require(answer != 128, "128 is the number of examples of one tower. There are two towers")
-    require(
-        answer != 32,
-        "32 is the number of examples that two towers process at once. Each tower has k "
+    mistakes = {
+        128: "128 is the number of examples of one tower. There are two towers",
+        32: "32 is the number of examples that two towers process at once. Each tower has k "
         "micro-batches",
-    )
-    require(answer != 16, "16 is the number of micro-batches. Each has several examples")
-    require(
-        answer != 26,
-        "26 is the sum of the three numbers. Each tower computes k micro-batches, each of b "
+        16: "16 is the number of micro-batches. Each has several examples",
+        26: "26 is the sum of the three numbers. Each tower computes k micro-batches, each of b "
         "examples",
-    )
+    }
+    require_unlike(answer, mistakes)
     require_close(
         answer, 256, "the effective batch", "and should be all the examples behind one update"
     )
@@ -46,19 +43,16 @@ def noise_of_windows(answer: Any) -> None:
     """A function: (losses of micro-batches in order, k) -> the standard deviation of the means of
     windows of k."""
     losses = np.array([0.0, 0.0, 2.0, 2.0])
-    got = _filled(answer(losses.copy(), 2))
+    got = np.asarray(filled(answer(losses.copy(), 2)), np.float64)
     require(got.shape == (), f"the noise is one number, and your answer has the shape {got.shape}")
     pairs = "of [0, 0, 2, 2] with k = 2 your answer is"
-    require(
-        not np.isclose(got, 0),
-        f"{pairs} 0: a window is k consecutive micro-batches, 0 and 0, then 2 and 2",
-    )
-    require(
-        not np.isclose(got, 0.5),
-        f"{pairs} 0.5: this is the noise of single losses, divided by k. Average first",
-    )
     law = "this is the law 1/√k, which holds for independent losses. Measure the noise: average each window first"
-    require(not np.isclose(got, np.sqrt(0.5)), f"{pairs} 0.71: {law}")
+    mistakes = {
+        0: f"{pairs} 0: a window is k consecutive micro-batches, 0 and 0, then 2 and 2",
+        0.5: f"{pairs} 0.5: this is the noise of single losses, divided by k. Average first",
+        0.5**0.5: f"{pairs} 0.71: {law}",
+    }
+    require_unlike(got, mistakes)
     # That is ddof=1, which makes no difference for many windows
     if not np.isclose(got, np.sqrt(2)):
         require_close(
@@ -70,15 +64,10 @@ def noise_of_windows(answer: Any) -> None:
     losses = np.random.default_rng(0).exponential(size=160_000)
     for k in (1, 16):
         wanted = losses.reshape(-1, k).mean(axis=1).std()
-        got = _filled(answer(losses.copy(), k))
+        got = filled(answer(losses.copy(), k))
         alone = (
             "the noise of single losses: average each window before you take the standard deviation"
         )
         require(k == 1 or not np.isclose(got, losses.std()), f"with k = {k} your answer is {alone}")
         hint = "and should be the standard deviation of the windows' means"
         require_close(got, wanted, f"the noise of 160,000 losses with k = {k}", hint, rtol=1e-3)
-
-
-def _filled(value) -> np.ndarray:
-    require(value is not None and value is not ..., "the function returns nothing yet")
-    return np.asarray(value, np.float64)

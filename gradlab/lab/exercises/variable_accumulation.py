@@ -1,14 +1,23 @@
 """Checkers for the exercises of notebook 04."""
 
 import tracemalloc
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from gradlab.lab.exercises import NotYet, exercise, require, require_close
+from gradlab.auditing.problem import Problem
+from gradlab.auditing.rules import LoopRules, trajectory
+from gradlab.lab.exercises import (
+    NotYet,
+    exercise,
+    filled,
+    hint_for,
+    require,
+    require_close,
+    require_unlike,
+)
 
 
 @exercise
@@ -18,7 +27,7 @@ def accumulator(answer: Any) -> None:
     made.zero()
     made.add(np.array(1.0), 2)
     made.add(np.array(4.0), 1)
-    hints = {
+    mistakes = {
         6: "which is the weighted sum: divide by the weight that was added",
         2.5: "which is the unweighted mean: use the weights",
         3: "which is the sum over the number of micro-batches: divide by the weight that was added",
@@ -26,8 +35,9 @@ def accumulator(answer: Any) -> None:
         4: "which is the last gradient alone",
     }
     mean = made.mean()
-    hint = next((hint for wrong, hint in hints.items() if _is(mean, wrong)), "and should not be")
-    require_close(mean, 2, "after 1 with weight 2 and 4 with weight 1 the mean", hint)
+    require_close(
+        mean, 2, "after 1 with weight 2 and 4 with weight 1 the mean", hint_for(mean, mistakes)
+    )
     require_close(
         made.mean(), 2, "called a second time, the mean", "but mean() must not change anything"
     )
@@ -77,10 +87,11 @@ def accumulator(answer: Any) -> None:
 @exercise
 def repaired_rate(answer: Any) -> None:
     """A number: the learning rate for the mean that is equivalent to 0.01 for the sum of 8."""
-    require(not _is(answer, 0.01), "with 0.01 each step would be 8 times smaller than before")
-    require(
-        not _is(answer, 0.00125), "that is the wrong direction: the mean is smaller than the sum"
-    )
+    mistakes = {
+        0.01: "with 0.01 each step would be 8 times smaller than before",
+        0.00125: "that is the wrong direction: the mean is smaller than the sum",
+    }
+    require_unlike(answer, mistakes)
     require_close(
         answer, 0.08, "the learning rate", "and should make rate × mean equal to 0.01 × sum"
     )
@@ -97,8 +108,7 @@ def mean_in_a_loop(answer: Any) -> None:
         calls.append(i)
         return tf.gather(table, i)
 
-    eagerly = answer(gradient_of, tf.constant([2.0, 1.0]))
-    require(eagerly is not None and eagerly is not ..., "the function returns nothing yet")
+    filled(answer(gradient_of, tf.constant([2.0, 1.0])))
 
     def traced(weights):
         return tf.convert_to_tensor(answer(gradient_of, weights))
@@ -122,15 +132,15 @@ def mean_in_a_loop(answer: Any) -> None:
     for weights in ([2.0, 1.0], [1.0, 1.0, 2.0], [1.0, 0.0, 1.0, 3.0, 1.0]):
         wanted = np.average(table.numpy()[: len(weights)], axis=0, weights=weights)
         got = compiled(tf.constant(weights)).numpy()
-        why = "and should not be"
-        if got.shape == wanted.shape:
-            if np.allclose(got, wanted * sum(weights)):
-                why = "which is the sum: divide by the sum of the weights"
-            elif np.allclose(got, table.numpy()[: len(weights)].mean(axis=0)):
-                why = "which is the unweighted mean: use the weights"
-            elif np.allclose(got, wanted * sum(weights) / len(weights)):
-                why = "which is the sum divided by k: divide by the sum of the weights"
-        require_close(got, wanted, f"with the weights {weights} the mean", why, rtol=1e-4)
+        mistakes = {
+            tuple(wanted * sum(weights)): "which is the sum: divide by the sum of the weights",
+            tuple(table.numpy()[: len(weights)].mean(axis=0)): "which is the unweighted mean: use "
+            "the weights",
+            tuple(wanted * sum(weights) / len(weights)): "which is the sum divided by k: divide "
+            "by the sum of the weights",
+        }
+        hint = hint_for(got, mistakes)
+        require_close(got, wanted, f"with the weights {weights} the mean", hint, rtol=1e-4)
     traces = compiled.experimental_get_tracing_count()
     require(traces == 1, f"it was traced {traces} times")
 
@@ -139,10 +149,8 @@ def mean_in_a_loop(answer: Any) -> None:
 def is_right(answer: Any) -> None:
     """A function: method -> whether it is right; a method is a function (gradients, weights) ->
     mean."""
-    verdict = answer(_right)
-    require(verdict is not None and verdict is not ..., "the function returns nothing yet")
     require(
-        verdict,
+        filled(answer(_right)),
         "your test returns False for a right method. Compare with a tolerance, as np.allclose does",
     )
     for planted, words in _PLANTED:
@@ -206,10 +214,8 @@ def curves(updates: int = 40) -> dict[str, list[float]]:
         np.concatenate(column) for column in zip(*(part for window in windows for part in window))
     )
     found: dict[str, list[float]] = {}
-    for name, kept in (("right", ""), ("with the bug", "total")):
-        weights = [
-            _train(np.zeros(2), windows[:done], 0.1, kept=kept) for done in range(updates + 1)
-        ]
+    for name, reset in (("right", "all"), ("with the bug", "divisor")):
+        weights = _train(np.zeros(2), windows, 0.1, reset=reset)
         found[name] = [float(np.mean((x @ w - y) ** 2)) for w in weights]
     return found
 
@@ -230,7 +236,7 @@ def repaired(answer: Any) -> None:
                     "window"
                 )
             number = "one window" if len(sizes) == 1 else f"{len(sizes)} windows"
-            wanted = _large_batches(start, windows, rate)
+            wanted = _train(start, windows, rate)[-1]
             hint = _hint(value, start, windows, rate)
             require_close(value, wanted, f"after {number}{calls} w", hint, rtol=1e-8)
             require(
@@ -242,7 +248,7 @@ def repaired(answer: Any) -> None:
     windows = _windows(9, sizes, weights=2)
     streamed = answer(np.ones(2), [_stream(window) for window in windows], 0.05)
     hint = "as if the loop kept micro-batches: only one fits in memory"
-    wanted = _large_batches(np.ones(2), windows, 0.05)
+    wanted = _train(np.ones(2), windows, 0.05)[-1]
     require_close(
         streamed, wanted, "when each micro-batch overwrites the one before, w", hint, rtol=1e-8
     )
@@ -269,15 +275,6 @@ def _windows(seed: int, sizes: list[list[int]], weights: int) -> list:
     return [[part(size) for size in window] for window in sizes]
 
 
-def _large_batches(w: np.ndarray, windows: list, rate: float) -> np.ndarray:
-    """The weights after an update from each window as one batch: the reference, in which nothing
-    accumulates."""
-    for window in windows:
-        x, y = (np.concatenate(column) for column in zip(*window))
-        w = w - rate * 2 / len(x) * x.T @ (x @ w - y)
-    return w
-
-
 def _stream(window: list) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """The micro-batches one by one, in two buffers that the next one overwrites."""
     most = max(len(x) for x, _ in window)
@@ -291,82 +288,49 @@ def _stream(window: list) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         yield all_x[: len(x)], all_y[: len(x)]
 
 
-def _train(
-    w: np.ndarray,
-    windows: list,
-    rate: float,
-    *,
-    kept: str = "",
-    size: Callable = len,
-    divisor: Callable = lambda window, weight: weight,
-) -> np.ndarray:
-    """The loop of exercise 5, without its bug. With an option it has another one.
+def _train(w: np.ndarray, windows: list, rate: float, **rules: Any) -> list[np.ndarray]:
+    """The weights before the loop of exercise 5, and after each update.
 
     Args:
         w, windows, rate: as in the exercise.
-        kept: what is not set to zero at the beginning of a window: "total", "weight" or both.
-        size: a function (inputs) -> the weight of a micro-batch.
-        divisor: a function (window, sum of the weights) -> what the sum is divided by.
+        **rules: the fields of `LoopRules` that differ from those of a right loop.
     """
-    total = np.zeros_like(w)
-    weight = 0
-    for window in windows:
-        total = total if "total" in kept else np.zeros_like(w)
-        weight = weight if "weight" in kept else 0
-        for x, y in window:
-            total = total + size(x) * 2 / len(x) * x.T @ (x @ w - y)
-            weight = weight + size(x)
-        w = w - rate * total / divisor(window, weight)
-    return w
+    # Windows of any number of micro-batches: each is a short epoch
+    most = max(map(len, windows))
+    problem = Problem("no bias", {"w": w}, windows, most, learning_rate=lambda update: rate)
+    return [w, *trajectory(problem, LoopRules(**rules), _gradient)]
 
 
-# hint: the training that it is for
-_BUGS: dict[str, Callable] = {
-    "and after one window it is right. What does the second window begin with?": partial(
-        _train, kept="total"
-    ),
-    "as if the weight of earlier windows were still there": partial(_train, kept="weight"),
-    "as if each window went on with the mean of those before": partial(
-        _train, kept="total and weight"
-    ),
-    "as if all micro-batches counted the same: weight each one by its examples": partial(
-        _train, size=lambda x: 1
-    ),
-    "as if mean gradients were added and not divided": partial(
-        _train, size=lambda x: 1, divisor=lambda *window: 1
-    ),
-    "as if the sum over the examples were applied: divide it": partial(
-        _train, divisor=lambda *window: 1
-    ),
-    "as if the sum were divided by the number of micro-batches": partial(
-        _train, divisor=lambda parts, _: len(parts)
-    ),
-    "as if only the last micro-batch of a window counted: zero once for each window": (
-        lambda w, windows, rate: _train(w, [window[-1:] for window in windows], rate)
-    ),
-    "as if each micro-batch were a window: apply once, after the last one": (
-        lambda w, windows, rate: _train(w, [[part] for window in windows for part in window], rate)
-    ),
-    "as if there were one window only: is the return inside the loop?": (
-        lambda w, windows, rate: _train(w, windows[:1], rate)
-    ),
+def _gradient(w: np.ndarray, microbatch: tuple) -> np.ndarray:
+    x, y = microbatch
+    return 2 / len(x) * x.T @ (x @ w - y)
+
+
+# hint: the rules of the loop that it is for
+_BUGS: dict[str, dict[str, Any]] = {
+    "and after one window it is right. What does the second window begin with?": {
+        "reset": "divisor"
+    },
+    "as if the weight of earlier windows were still there": {"reset": "sum"},
+    "as if each window went on with the mean of those before": {"reset": "none"},
+    "as if all micro-batches counted the same: weight each one by its examples": {"alike": True},
+    "as if mean gradients were added and not divided": {"alike": True, "divisor": "none"},
+    "as if the sum over the examples were applied: divide it": {"divisor": "none"},
+    "as if the sum were divided by the number of micro-batches": {"divisor": "microbatches"},
+    "as if only the last micro-batch of a window counted: zero once for each window": {
+        "keep": "last"
+    },
+    "as if each micro-batch were a window: apply once, after the last one": {"step": "each"},
 }
 
 
 def _hint(value: Any, start: np.ndarray, windows: list, rate: float) -> str:
     """What is wrong with the weights that a student's loop returned."""
-    for hint, train in _BUGS.items():
-        wrong = train(start, windows, rate)
-        if np.shape(value) == wrong.shape and np.allclose(
-            np.asarray(value, np.float64), wrong, rtol=1e-8
-        ):
-            return hint
     sizes = [[len(x) for x, _ in window] for window in windows]
-    return f"and should not be. The examples of the micro-batches of each window: {sizes}"
-
-
-def _is(value, number: float) -> bool:
-    try:
-        return np.shape(value) == () and bool(np.isclose(float(value), number))
-    except (TypeError, ValueError):
-        return False
+    otherwise = f"and should not be. The examples of the micro-batches of each window: {sizes}"
+    mistakes: dict[tuple, str] = {}
+    for hint, rules in _BUGS.items():
+        mistakes.setdefault(tuple(_train(start, windows, rate, **rules)[-1]), hint)
+    one = tuple(_train(start, windows, rate)[1])
+    mistakes.setdefault(one, "as if there were one window only: is the return inside the loop?")
+    return hint_for(value, mistakes, otherwise, rtol=1e-8)
