@@ -32,7 +32,7 @@ from lab_page import (
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
-ENDLESS = ("--examples=1000000000", "--microbatches=1000000000")
+ENDLESS = ("--examples=1000000000", "--microbatches=1000000000", "--seconds=100000")
 SCROLLS = "(({ scrollHeight, clientHeight }) => scrollHeight > clientHeight)(document.getElementById('rendered_cells'))"
 
 
@@ -88,7 +88,7 @@ def test_visitors_share_the_trainers_and_leave_nothing_behind(classroom, browser
 
     long_run(one)
     other = server.page(browser)
-    other.wait_for("waiting for a trainer: place 1 in the queue")
+    other.wait_for("waiting for a worker")
     third = server.open(browser)
     third.get_by_text(
         "The classroom is full: it has 2 visitors. This page tries again every 3 seconds."
@@ -175,7 +175,7 @@ def test_a_killed_browser_and_a_lost_network_leave_nothing_behind(classroom, bro
     )
     long_run(server.page(killed))
     lab = server.page(browser)
-    lab.wait_for("waiting for a trainer: place 1 in the queue")
+    lab.wait_for("waiting for a worker")
     for pid in pids_with("--gradlab-is-killed"):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -226,6 +226,8 @@ def test_a_classroom_on_a_cluster_survives_a_worker_and_the_scheduler(classroom,
         lab.press("run")  # a run of its own is lost once only
         until(lambda: "of 50000" in lab.status() and "lost" not in lab.status(), lab.status)
         cluster.stop()
+        lab.wait_for("the cluster has no scheduler any more")
+        lab.press("run")
         lab.wait_for(f"there must be a Dask scheduler at {cluster.address}: it does not answer")
         cluster.start()
         run_as_soon_as_possible(lab)

@@ -14,6 +14,7 @@ from gradlab.lab.classroom.limits import Limits
 
 LIMITS = "GRADLAB_LIMITS"  # the environment variable with the limits, by which a lab finds them
 STYLE = pathlib.Path(__file__).with_name("page.css")
+LOOK_SECONDS = 10  # between two looks at whether the lab is used
 GOODBYE_SECONDS = 2  # in which the page gets the last sentence
 
 
@@ -35,8 +36,8 @@ def lab(**preset: Any) -> Any:
 
     def release_when_idle() -> None:
         """Ends this process, which only this visitor uses."""
-        while (left := cluster.used + limits.idle - time.monotonic()) > 0:
-            time.sleep(left)
+        while time.monotonic() - cluster.used < limits.idle:
+            time.sleep(min(LOOK_SECONDS, limits.idle))
         made.say(
             f"released after {limits.idle / 60:g} minutes without a run: reload the page to go on"
         )

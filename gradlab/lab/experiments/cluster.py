@@ -3,9 +3,9 @@ TensorFlow."""
 
 import contextlib
 import functools
+import math
 import os
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +26,7 @@ class Cluster:
     Attributes:
         check: called with an experiment before its run is sent. Returns the most seconds for which
             it may train, or None; raises ValueError if it may not.
-        used: when a run was last sent, or ended, as `time.monotonic` gives it.
+        used: when a run was last sent, or ended, as `time.monotonic` gives it; infinity before.
     """
 
     def __init__(self, address: str, client: Any = None):
@@ -35,7 +35,7 @@ class Cluster:
         self._is_own = client is None
         self._lock = threading.Lock()
         self.check: Callable[[Experiment], float | None] = lambda experiment: None
-        self.used = time.monotonic()
+        self.used = math.inf
 
     def client(self) -> Any:
         """A Dask client that is connected.
