@@ -36,6 +36,7 @@ ON_DEMAND = {
     ("lab", "classroom", "entrance.py"): {"tornado", "voila"},
     ("lab", "classroom", "kernels.py"): {"jupyter-server"},
     ("lab", "classroom", "page_socket.py"): {"jupyter-server", "tornado", "voila"},
+    ("lab", "classroom", "local_cluster.py"): {"distributed"},
     ("lab", "experiments", "cluster.py"): {"distributed"},
     ("lab", "experiments", "stream.py"): {"distributed"},
     ("auditing", "pytest_plugin.py"): {"pytest"},

@@ -22,14 +22,14 @@ def lab(**preset: Any) -> Any:
     """An `AccumulationLab` whose runs the classroom's workers make; outside of a classroom, one
     that trains here."""
     import gradlab
-    from gradlab.lab.experiments.cluster import cluster_of
+    from gradlab.lab.experiments.cluster import DASK, cluster_at
 
     written = os.environ.get(LIMITS)
     if written is None:
         gradlab.setup(towers=2, seed=0)
         return gradlab.AccumulationLab(**preset)
     limits = Limits(**json.loads(written))
-    cluster = cluster_of(None)
+    cluster = cluster_at(os.environ[DASK])
     cluster.check = limits.check
     display(HTML(f"<style>{STYLE.read_text(encoding='utf-8')}</style>"))
     made = gradlab.AccumulationLab(downloads=True, **preset)

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from gradlab import _checks, runtime
 from gradlab.lab.classroom import LIMITS
 from gradlab.lab.classroom.limits import Limits
-from gradlab.lab.classroom.training import workers_on_this_machine
+from gradlab.lab.classroom.local_cluster import workers_on_this_machine
 from gradlab.lab.course import check_port, course_folder
 from gradlab.lab.experiments.cluster import DASK, Cluster
 

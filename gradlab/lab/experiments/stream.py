@@ -136,7 +136,7 @@ class There:
 
     def _updates(self, heard: "queue.SimpleQueue[Message]") -> Iterator[Made]:
         seen = 0
-        number = 0
+        repeated = 0  # how many of the next updates have been seen
         while not self._stop.is_set():
             kind, content = heard.get()
             if kind == "end":
@@ -147,14 +147,15 @@ class There:
                 self.sentence = "" if self.is_waiting else REPEATED
                 self.is_waiting = False
                 self.about = content
-                number = 0
+                repeated = seen
             elif kind == "updates":
                 several, self.peak_bytes = content
-                for made in several:
-                    number += 1
-                    if number > seen and not self._stop.is_set():
-                        seen = number
-                        yield made
+                for made in several[repeated:]:
+                    seen += 1
+                    yield made
+                    if self._stop.is_set():
+                        return
+                repeated = max(0, repeated - len(several))
 
 
 def stream(experiment: Experiment, stop: Stop, cluster: Cluster | None = None) -> Stream:

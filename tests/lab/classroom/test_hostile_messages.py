@@ -86,9 +86,7 @@ def test_hostile_messages(seed, lab):
         with contextlib.suppress(Exception):
             target._handle_msg({"content": {"data": message(rng, target)}, "buffers": []})
     # Another visitor's page
-    fresh = gradlab.AccumulationLab(
-        executor=lab._controller.cluster.client(), updates=5, seeds=2
-    )
+    fresh = gradlab.AccumulationLab(executor=lab._controller.cluster.client(), updates=5, seeds=2)
     run_to_the_end(fresh)
     assert fresh.result == run(fresh.experiment)
     fresh.close()

@@ -23,7 +23,6 @@ from gradlab.lab.experiments.run import run
 from gradlab.lab.widget import page_messages
 from gradlab.lab.widget.live_run import State
 
-
 # Labs of other processes find it, too
 QUIET = dict(dashboard_address=None, protocol="tcp://", host="127.0.0.1")
 

@@ -12,7 +12,7 @@ from distributed import Client
 from events import LIMIT
 
 from gradlab import AccumulationLab
-from gradlab.lab.classroom import training
+from gradlab.lab.classroom import local_cluster
 from gradlab.lab.experiments.cluster import DASK
 from gradlab.lab.experiments.run import run
 
@@ -33,7 +33,7 @@ print(lab.result.losses.tolist())
 def address(monkeypatch):
     """The address of a cluster with one worker, which the environment names."""
     monkeypatch.setattr(os, "environ", os.environ.copy())
-    with training.workers_on_this_machine(1):
+    with local_cluster.workers_on_this_machine(1):
         yield os.environ[DASK]
 
 
