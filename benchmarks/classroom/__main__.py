@@ -20,11 +20,13 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.error
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.classroom.page import LONGEST, Figures, PageWithoutBrowser
+from gradlab.lab.classroom.entrance import AGAIN_SECONDS
 
 LATE_SECONDS = 30  # after the end, in which visitors finish what they do
 # In which all visitors come; after which nothing of them should be left
@@ -44,6 +46,10 @@ def _visit(port: int, figures: Figures, seed: int, wait: float, end: float) -> N
             figures.count(after)
             if after == "leave":
                 time.sleep(rng.uniform(5, 20))
+        except urllib.error.HTTPError as error:
+            # Of a full classroom, whose page tries again
+            figures.count("refused" if error.code == 503 else f"lost: {error}")
+            time.sleep(AGAIN_SECONDS)
         except Exception as error:
             figures.count(f"lost: {type(error).__name__}: {str(error)[:80]}")
             time.sleep(1)
