@@ -10,7 +10,7 @@ WORKERS ?= 2
 PORT_FLAGS := $(if $(filter file,$(origin PORT)),,--ServerApp.port_retries=0)
 
 .DEFAULT_GOAL := help
-.PHONY: help lab app test test-changed test-slow test-helper test-lowest test-next types style bench docs linkcheck notebooks lock clean
+.PHONY: help lab app test test-changed test-slow test-helper test-lowest test-versions test-next types style bench docs linkcheck notebooks lock clean
 
 help:
 	@echo "make lab         open the notebooks in JupyterLab; on a server: make lab PORT=9000 BROWSER=no"
@@ -20,6 +20,7 @@ help:
 	@echo "make test-slow   run the tests that are slow by nature: lost workers, kills, a hundred runs, memory"
 	@echo "make test-helper run the tests of the helper alone, without the lab, the notebooks and the browser"
 	@echo "make test-lowest run the helper's tests on the lowest TensorFlow and Keras that gradlab supports"
+	@echo "make test-versions  run only those that other versions would break first"
 	@echo "make test-next   run the helper's tests on the next TensorFlow and Keras: pre-releases and nightly builds"
 	@echo "make style       check the style and the formatting"
 	@echo "make types       check the types"
@@ -63,9 +64,17 @@ HELPER_TESTS := $(foreach name,averaging accumulator window static_graph runtime
 test-helper: .venv/ready
 	.venv/bin/python $(PYTEST) -m "not slow" $(HELPER_TESTS)
 
+# What other versions of Keras and TensorFlow would break first: their private parts, and the update of each kind of model.
+VERSION_TESTS := $(foreach name,averaging accumulator window static_graph,tests/test_$(name).py) \
+    tests/fit/test_keras_private.py tests/fit/test_microbatched.py tests/fit/losses/test_every_loss.py \
+    tests/fit/metrics/test_every_metric.py tests/fit/program/test_compiled_step.py
+LOWEST := $(HELPER_TESTS)
+
 # Old versions warn of what the new ones have changed.
 test-lowest: .venv-lowest/ready
-	.venv-lowest/bin/python $(PYTEST) --override-ini filterwarnings= -m "not slow" $(HELPER_TESTS)
+	.venv-lowest/bin/python $(PYTEST) --override-ini filterwarnings= -m "not slow" $(LOWEST)
+
+test-versions: ; @$(MAKE) --no-print-directory test-lowest LOWEST="$(VERSION_TESTS)"
 
 test-next: .venv-next/ready
 	.venv-next/bin/python $(PYTEST) -m "not slow" $(HELPER_TESTS)

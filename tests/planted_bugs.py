@@ -791,13 +791,6 @@ BUGS = (
         ("tests/fit/sizes/test_auto_size.py",),
     ),
     Bug(
-        "size_of_a_trial_stays_after_a_failure",
-        "gradlab/fit/sizes/auto_size.py",
-        "        except BaseException as error:\n            self.variable.assign(before)\n",
-        "        except BaseException as error:\n            pass\n",
-        ("tests/fit/sizes/test_auto_size.py",),
-    ),
-    Bug(
         "another_batch_for_another_attempt",
         "gradlab/fit/sizes/auto_steps.py",
         "return self._size.run(lambda: self._step_for(data, batch)(batch))",
@@ -807,8 +800,8 @@ BUGS = (
     Bug(
         "sizes_chosen_without_a_margin",
         "gradlab/fit/sizes/memory_room.py",
-        "if times * total <= self._memory]",
-        "if total <= self._memory]",
+        "return times_planned() * self._replicas * total",
+        "return self._replicas * total",
         ("tests/fit/sizes/test_auto_size.py",),
     ),
     Bug(

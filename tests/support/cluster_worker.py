@@ -90,7 +90,7 @@ elif mode == "auto":  # worker 1 has less memory than worker 0
         print("refused:", error)
     for loss in (entropy, gradlab.WholeBatch(apart)):
         four = plan(network, loss, optimizer, (x[:1], y[:1])).total(4)
-        trainer = automatic(loss, memory_room.times_planned()[0] * four + 1)
+        trainer = automatic(loss, memory_room.times_planned() * four + 1)
         for _ in range(3):
             step = trainer.step(x[mine], y[mine])
         print(f"loss {step.loss:.4f},", trainer.microbatch_choice)

@@ -208,15 +208,6 @@ class WindowUpdate:
             update_after(self.model, after, (x, y, sample_weight), window.plan.predictions)
         return outcome
 
-    def gradients_only(self, x: Any, y: Any, sample_weight: Any = None) -> tf.Tensor:
-        """Computes the gradients of a window and applies nothing; returns the window's weight when
-        they are there."""
-        window, _ = self._run((x, y, sample_weight), self._trained())
-        with tf.control_dependencies(
-            [gradient for gradient in window.sums.gradients if gradient is not None]
-        ):
-            return tf.identity(window.sums.weight)
-
     def bytes_of_variables(self) -> int:
         """The bytes of the variables of the model and the optimizer, and of the accumulators."""
         variables = [*self.model.variables, *self.optimizer.variables, *self._accumulators]

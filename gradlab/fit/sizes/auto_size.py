@@ -11,8 +11,8 @@ from gradlab import _checks
 from gradlab._batches import examples_of
 from gradlab.fit.program.precut import GIVEN
 from gradlab.fit.program.update import WindowUpdate
-from gradlab.fit.replicas import over_workers, replicas_here
-from gradlab.fit.sizes.memory_room import Room, Trial, ran_out
+from gradlab.fit.replicas import over_workers
+from gradlab.fit.sizes.memory_room import Room, ran_out
 
 Result = TypeVar("Result")
 
@@ -69,8 +69,8 @@ class AutoSize:
     that one fitted whole.
 
     Args:
-        memory: the bytes that the training may take, or None for half of what is available, or all
-            of a GPU.
+        memory: the bytes that the training may take, or None for half of what is available, or for
+            as much of a GPU as there is.
         on_change: a function that is called with each new size, or None before one is chosen, and
             its `choice`.
 
@@ -132,10 +132,8 @@ class AutoSize:
     def choose(self, update: WindowUpdate, batch: tuple, strategy: tf.distribute.Strategy) -> str:
         """Chooses the size, and says in a sentence which one and why.
 
-        On one replica, a micro-batch is computed before the first update, to see that it fits.
-        Nothing is applied or assigned. Several workers agree on the smallest size that memory
-        demands on one of them. If one was chosen before, it stays where the errors below would be
-        raised.
+        Several workers agree on the smallest size that memory demands on one of them. If one was
+        chosen before, it stays where the errors below would be raised.
 
         Args:
             update: the update.
@@ -143,17 +141,11 @@ class AutoSize:
             strategy: that of the model.
 
         Raises:
-            ValueError: not even one example fits; or, with several replicas, on which nothing is
-                tried, it is not known what fits.
-            MemoryError: memory runs out with one example.
+            ValueError: not even one example fits, or it is not known what fits.
         """
-        before = int(self.variable.numpy())
         try:
             choice = self._choice(update, batch, strategy)
-        except BaseException as error:
-            self.variable.assign(before)
-            if not isinstance(error, (ValueError, MemoryError)):
-                raise
+        except ValueError:
             over_workers(strategy, [0, 0])  # the other workers wait for an answer
             if self.chosen is None:
                 raise
@@ -162,7 +154,6 @@ class AutoSize:
         all_of_it, sizes = over_workers(strategy, [choice.is_whole, choice.size]).T
         size = int(max(sizes) if min(all_of_it) else min(sizes[all_of_it == 0]))
         if size == 0:
-            self.variable.assign(before)
             raise ValueError(
                 "memory must hold a micro-batch of one example on each worker. Received: a worker "
                 "on which it does not"
@@ -186,37 +177,17 @@ class AutoSize:
         with strategy.scope():
             in_flight = update.prepare(() if self._has_replicas else batch).count
         sizes = _sizes(int(examples_of(batch)))
-        room = Room(update, batch, self._memory, replicas_here(strategy))
-        if self._has_replicas and not (room.is_known and room.is_planned):
-            missing = (
-                "a memory that is not known: give memory="
-                if room.is_planned
-                else "a model that hides its memory"
-            )
-            rule = 'microbatch_size must be a number with several replicas, unless "auto" can plan what fits'
-            raise ValueError(f"{rule}. Received: {missing}")
+        room = Room(update, batch, self._memory, strategy)
         fitting = room.fitting(sizes, in_flight)
         is_first = self.chosen is None  # later, functions are compiled for the number in flight
         if not fitting and is_first and update.lower_in_flight():
             in_flight = 1
             fitting = room.fitting(sizes, 1)
-        fitting = fitting or room.fitting(sizes, in_flight, at_best=True)[-1:]
         if not fitting:
             room.refuse(min(in_flight, sizes[0]))
-        reason = f"the largest that fits in {room}"
-        if self._has_replicas:
-            size = fitting[0]
-        else:
-            trial = Trial(update, batch, self.variable, in_flight, strategy)
-            tried = [trial.largest(fitting)] if room.on_gpu else trial.fitting(fitting, room)
-            if not tried and is_first and update.lower_in_flight():
-                return self._choice(update, batch, strategy)
-            if not tried:
-                room.refuse_tried(fitting[-1], trial.taken[fitting[-1]])
-            size = tried[0]
-        if size == sizes[0]:
-            reason = f"the whole batch, which fits in {room}"
-        return _Choice(size, size == sizes[0], in_flight, reason)
+        is_whole = fitting[0] == sizes[0]
+        what = "the whole batch, which fits in" if is_whole else "the largest that fits in"
+        return _Choice(fitting[0], is_whole, in_flight, f"{what} {room}")
 
     def run(self, attempt: Callable[[], Result]) -> Result:
         """Computes a window: if memory runs out before results are applied, again with half the

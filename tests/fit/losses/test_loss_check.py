@@ -2,7 +2,6 @@
 hide it."""
 
 import warnings
-from contextlib import nullcontext
 
 import keras
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 import tensorflow as tf
 
 import gradlab
-from gradlab.fit.sizes import memory_room
 
 REFUSED = (tf.errors.InvalidArgumentError, ValueError)
 RNG = np.random.default_rng(0)
@@ -86,37 +84,6 @@ def test_a_mean_that_becomes_a_sum():
         small.train_on_batch(X, Y)
     with pytest.raises(REFUSED, match="loss must be a mean over the examples"):
         step(X)
-
-
-@pytest.mark.parametrize("becomes", [2, 3])
-def test_what_an_automatic_size_tries_does_not_count(becomes, monkeypatch):
-    """Of the updates, the first three do: the trials before them, on the same batch, must not use
-    these up."""
-    factor = tf.Variable(0.0)
-    tried = []
-
-    def loss(y, y_pred):
-        error = (y - y_pred) ** 2
-        return tf.reduce_mean(error) + factor * tf.reduce_sum(error)
-
-    compute = memory_room.Trial._compute
-    monkeypatch.setattr(
-        memory_room.Trial,
-        "_compute",
-        lambda self, size: tried.append(size) or compute(self, size),
-    )
-    small = gradlab.microbatched(network(), "auto", batch_losses="mean")
-    small.compile("sgd", loss)
-    changes = keras.callbacks.LambdaCallback(
-        on_epoch_begin=lambda epoch, logs: factor.assign(float(epoch == becomes))
-    )
-    with (
-        pytest.raises(REFUSED, match="must be a mean over the examples")
-        if becomes < 3
-        else nullcontext()
-    ):
-        small.fit(X, Y, batch_size=20, epochs=4, verbose=0, callbacks=[changes])
-    assert tried and int(small.optimizer.iterations) == (becomes if becomes < 3 else 4)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-import types
 import warnings
-import weakref
 
 import forked
 import keras
@@ -94,20 +92,9 @@ def same_bits(one, other):
 
 
 def choosing(monkeypatch, size):
-    """Lets the choice be a size, without a plan and a trial, which would have to be traced."""
-
-    class Trial:
-        def __init__(self, *args):
-            pass
-
-        def fitting(self, sizes, room):
-            return [size]
-
-        def largest(self, sizes):
-            return size
-
-    monkeypatch.setattr(auto_size, "Trial", Trial)
+    """Lets the choice be a size, without a plan, which would have to be traced."""
     monkeypatch.setattr(memory_room, "_plan", lambda update, batch: None)
+    monkeypatch.setattr(memory_room.Room, "fitting", lambda self, sizes, in_flight: [size])
 
 
 def set_back(model):
@@ -162,9 +149,10 @@ def test_the_size_fits_the_memory():
         match=r"^memory must be at least \d+ MiB for micro-batches of one example; .*1 MiB$",
     ):
         prepared(wide(), "auto", MEBIBYTE).fit(x, y, verbose=0)
-    best = memory_room.times_planned()[1]
     one, two = (
-        best * plan(wide(), "mse", "adam", (x[:1], y[:1]), in_flight=k).total(1) for k in (1, 2)
+        memory_room.times_planned()
+        * plan(wide(), "mse", "adam", (x[:1], y[:1]), in_flight=k).total(1)
+        for k in (1, 2)
     )
     model = gradlab.microbatched(wide(), "auto", memory=(one + two) / 2, in_flight=2)
     model.compile("adam", "mse")
@@ -491,7 +479,7 @@ def test_two_replicas(two_devices, capsys):
     with two_devices.scope():
         model = prepared(network(), "auto", 60 * MEBIBYTE)
     planned = plan(network(), "mse", keras.optimizers.Adam(), (x[:1], y[:1])).total(1)
-    least = math.ceil(memory_room.times_planned()[1] * 2 * planned / MEBIBYTE)
+    least = math.ceil(memory_room.times_planned() * 2 * planned / MEBIBYTE)
     with pytest.raises(
         ValueError, match=f"^memory must be at least {least} MiB for .* Received: 60 MiB$"
     ):
@@ -517,80 +505,29 @@ def recurrent():
     return keras.Sequential([keras.Input([5, 3]), layers.LSTM(4), layers.Dense(2)])
 
 
-ONE = r"a micro-batch of one example"
-
-
-def test_loops_hide_their_memory_and_sizes_are_tried(monkeypatch):
-    tried, taken = [], memory_room.Trial._taken
-    monkeypatch.setattr(
-        memory_room.Trial, "_taken", lambda self, size: tried.append(size) or taken(self, size)
-    )
-    model = prepared(recurrent(), "auto", 500 * MEBIBYTE)
+def test_a_model_that_hides_its_memory_is_refused():
     data = np.ones([30, 5, 3], "float32"), rows(30, 2)
-    model.fit(*data, batch_size=30, verbose=0)
-    assert tried == [1, 2, 4, 8, 15, 30] and model.microbatch_size == 30
-    short = prepared(recurrent(), "auto", MEBIBYTE / 2**9)
-    with pytest.raises(
-        ValueError, match=rf"^memory must be at least \d+ MiB for {ONE}; mixed .* Received: 0 MiB$"
-    ):
-        short.fit(*data, batch_size=30, verbose=0)
-    assert short.microbatch_size is None and int(short.optimizer.iterations) == 0
-    short.evaluate(*data, verbose=0)
+    model = prepared(recurrent(), "auto")
+    refused = pytest.raises(ValueError, match="^microbatch_size must be a number for a model that")
+    with refused:
+        model.fit(*data, batch_size=30, verbose=0)
+    assert model.microbatch_size is None and int(model.optimizer.iterations) == 0
+    model.evaluate(*data, verbose=0)
+    sparse = keras.Sequential([keras.Input([8], sparse=True), layers.Dense(1)])
+    trainer = gradlab.Trainer(sparse, "sgd", "mse", "auto")
+    with refused:
+        trainer.step(tf.sparse.from_dense(np.eye(8, dtype="float32")), rows(8, 1))
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_a_trial_that_takes_more_than_is_planned_is_a_refusal(whole, monkeypatch):
-    """With one micro-batch in flight it may fit; if not, the sentence says what is missing."""
-    taken, tried = {2: 400.0, 1: 120.0}, []
-
-    def begin(self, update, batch, variable, in_flight, strategy):
-        self.taken, self._in_flight = {}, in_flight
-
-    def take(self, size):
-        tried.append((self._in_flight, size))
-        return taken[self._in_flight] * MEBIBYTE
-
-    def model():
-        made = gradlab.microbatched(network(), "auto", memory=200 * MEBIBYTE)
-        made.compile(
-            "sgd",
-            gradlab.WholeBatch(lambda y, y_pred: tf.reduce_mean((y - y_pred) ** 2))
-            if whole
-            else "mse",
-        )
-        return made
-
-    monkeypatch.setattr(memory_room.Trial, "__init__", begin)
-    monkeypatch.setattr(memory_room.Trial, "_taken", take)
+def test_one_micro_batch_at_a_time_where_two_do_not_fit(monkeypatch):
     monkeypatch.setattr(gradlab.runtime, "cores", lambda: 2)
-    fits, not_even_one = model(), model()
-    fits.fit(rows(8), rows(8, 2), batch_size=8, verbose=0)
-    assert tried == [(2, 8), (2, 4), (2, 2), (2, 1), (1, 8)]
-    assert (fits.microbatch_size, fits.in_flight) == (8, 1)
-    taken[1] = 300.0
-    least = rf"{ONE}, and the loss over the whole batch with its gradient" if whole else ONE
-    with pytest.raises(
-        ValueError, match=rf"^memory must be at least 30[01] MiB for {least}; .* Received: 200 MiB$"
-    ):
-        not_even_one.fit(rows(8), rows(8, 2), batch_size=8, verbose=0)
-    taken.update({1: math.inf, 2: math.inf})
-    with pytest.raises(
-        MemoryError, match=f"^memory must hold {least}; .* Received: .* memory runs out"
-    ):
-        model().fit(rows(8), rows(8, 2), batch_size=8, verbose=0)
-
-
-def test_what_variables_take_is_not_left_for_micro_batches():
-    model = keras.Sequential([keras.Input([100]), layers.Dense(1000), layers.Dense(1)])
-    weights, batch = model.count_params() * 4, (tf.zeros([8, 100]), tf.zeros([8, 1]), None)
-    update = WindowUpdate(
-        model, keras.optimizers.SGD(momentum=0.9), Objective("mse"), 4, in_flight=1
-    )
-    update.optimizer.build(model.trainable_variables)
-    update.prepare(batch)
-    left = memory_room.Room(update, batch, 10 * MEBIBYTE, 1).left
-    # Momentum, accumulators; the counter of iterations
-    assert 0 <= 10 * MEBIBYTE - left - 3 * weights <= 100
+    x, y = np.zeros([4, 128, 128, 3], "float32"), np.zeros([4, 1], "float32")
+    one, two = (plan(wide(), "mse", "sgd", (x[:1], y[:1]), in_flight=k).total(1) for k in (1, 2))
+    memory = memory_room.times_planned() * (one + two) / 2
+    model = gradlab.microbatched(wide(), "auto", memory=memory)
+    model.compile("sgd", "mse")
+    model.fit(x, y, batch_size=4, verbose=0)
+    assert (model.microbatch_size, model.in_flight) == (1, 1)
 
 
 def test_the_size_is_chosen_again_for_another_loss_or_a_larger_batch(capsys):
@@ -638,30 +575,21 @@ def test_a_size_that_memory_limits_stays(monkeypatch):
 def test_a_larger_batch_for_which_nothing_fits_keeps_the_size(monkeypatch):
     model = prepared(network(), "auto", 500 * MEBIBYTE)
     model.fit(rows(4), rows(4, 2), batch_size=4, verbose=0)
-    size, choice, tried = model.microbatch_size, model.microbatch_choice, []
-    monkeypatch.setattr(
-        memory_room.Trial, "_taken", lambda self, size: tried.append(size) or 2.0**40
-    )
+    size, choice, asked = model.microbatch_size, model.microbatch_choice, []
+    monkeypatch.setattr(memory_room.Room, "fitting", lambda *args: asked.append(1) or [])
     for _ in range(2):
         model.fit(rows(32), rows(32, 2), batch_size=32, verbose=0)
-    assert (model.microbatch_size, model.microbatch_choice) == (size, choice) and tried.count(
-        1
-    ) <= 1
+    assert (model.microbatch_size, model.microbatch_choice) == (size, choice) and len(asked) == 1
     assert int(model.optimizer.iterations) == 3
     model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="^memory must be at least 1,048,5"):
+    with pytest.raises(ValueError, match="^memory must be at least "):
         model.fit(rows(32), rows(32, 2), batch_size=32, verbose=0)
 
 
-def test_a_trainer_chooses_again_for_a_larger_window_and_takes_sparse_examples():
-    def made():
-        keras.utils.set_random_seed(0)
-        return keras.Sequential([keras.Input([8], sparse=True), layers.Dense(1)])
-
-    x, y = tf.sparse.from_dense(np.eye(8, dtype="float32")), rows(8, 1)
-    auto, fixed = (gradlab.Trainer(made(), "sgd", "mse", size) for size in ("auto", 8))
-    one = tf.sparse.slice(x, [0, 0], [1, 8])
-    auto.step(one, y[:1]), fixed.step(one, y[:1])
+def test_a_trainer_chooses_again_for_a_larger_window():
+    auto, fixed = (gradlab.Trainer(network(), "sgd", "mse", size) for size in ("auto", 8))
+    x, y = rows(8), rows(8, 2)
+    auto.step(x[:1], y[:1]), fixed.step(x[:1], y[:1])
     assert auto.microbatch_size == 1
     np.testing.assert_allclose(auto.step(x, y).loss, fixed.step(x, y).loss, rtol=1e-5)
     assert auto.microbatch_size > 1
@@ -681,79 +609,23 @@ def test_workers_with_unequal_parts_that_all_fit_do_not_speak_of_the_least(monke
     assert "least" not in said[28] and said[5].endswith(", on the worker that allows least; here 9")
 
 
-def test_on_a_gpu_the_gradients_fit_once_more_while_sizes_are_tried(monkeypatch):
-    """A device with room for 1,000 floats, of which a micro-batch takes 50 for each example."""
-
-    class Zeros:
-        def __init__(self, shape):
-            [self.floats] = shape
-            held.add(self)
-
-    def compute(self, size):
-        if 50 * size + sum(one.floats for one in held) > 1000:
-            raise tf.errors.ResourceExhaustedError(None, None, "")
-
-    held, batch = weakref.WeakSet(), (tf.zeros([64, 4]), tf.zeros([64, 2]), None)
-    update = WindowUpdate(network(), keras.optimizers.SGD(), Objective("mse"), 4, in_flight=1)
-    update.optimizer.build(update.model.trainable_variables)
-    trial = memory_room.Trial(update, batch, tf.Variable(4), 1, tf.distribute.get_strategy())
-    monkeypatch.setattr(memory_room.Trial, "_compute", compute)
-    monkeypatch.setattr(memory_room.tf, "zeros", Zeros)
-    assert update.model.count_params() == 44 and trial.largest([64, 20, 19, 10]) == 19
-    with pytest.raises(MemoryError, match="^memory must hold a micro-batch of one example"):
-        trial.largest([64, 20])
-
-
-def test_what_earlier_trials_took_counts(monkeypatch):
-    """Trials from the smallest size on: what a process has taken since the first one is what it
-    takes."""
-    taken, tried = {1: 10, 2: 20, 4: 40, 8: 80, 16: 160, 32: 320}, []
-
-    class Peak:
-        def bytes(self):
-            return 1000.0 + (taken[tried[-1]] if tried else 0)
-
-    monkeypatch.setattr(memory_room, "PeakMemory", Peak)
-    monkeypatch.setattr(memory_room.Trial, "_compute", lambda self, size: tried.append(size))
-    about = {"_examples": 32, "_in_flight": 1, "_before": 1000.0}
+def test_a_gpu_begins_with_the_whole_batch_and_survives(monkeypatch):
+    """Its allocator reports when memory ends."""
+    devices = tf.config.list_logical_devices
     monkeypatch.setattr(
-        memory_room.Trial, "__init__", lambda self: vars(self).update(about, taken={})
+        memory_room.tf.config,
+        "list_logical_devices",
+        lambda kind=None: ["GPU:0"] if kind == "GPU" else devices(kind),
     )
-    room = types.SimpleNamespace(is_planned=False, left=100.0)
-    assert memory_room.Trial().fitting([32, 16, 8, 4, 2, 1], room) == [8, 4, 2, 1] and tried == [
-        1,
-        2,
-        4,
-        8,
-    ]
-    tried.clear()
-    room = types.SimpleNamespace(is_planned=True, left=100.0)
-    assert memory_room.Trial().fitting([32, 16, 8], room) == [8] and tried == [32, 16, 8]
-    assert memory_room.Trial().fitting([32, 16], room) == []
-    for is_planned in (True, False):
-        room = types.SimpleNamespace(is_planned=is_planned, left=9.0)
-        trial = memory_room.Trial()
-        assert trial.fitting([4, 2, 1], room) == [] and trial.taken[1] == 10
-
-
-def test_the_trial_shows_a_loss_over_the_whole_batch_all_of_it(capsys, monkeypatch):
-    """A loss for 12 pairs, of which the second halves are the other views: a part of the batch
-    would not do."""
-    monkeypatch.setattr(
-        memory_room.Room, "fitting", lambda self, sizes, in_flight, at_best=False: [3, 2]
-    )
-
-    def two_views(y, y_pred):
-        one, other = tf.split(tf.math.l2_normalize(y_pred, -1), 2, axis=0)
-        right = tf.range(tf.ensure_shape(one, [12, 2]).shape[0])
-        return tf.nn.sparse_softmax_cross_entropy_with_logits(
-            right, tf.matmul(one, other, transpose_b=True)
-        )[0]
-
-    model = gradlab.microbatched(network(), "auto", memory=500 * MEBIBYTE)
-    model.compile("sgd", gradlab.WholeBatch(two_views))
-    model.fit(rows(24), batch_size=24, verbose=2)
-    assert model.microbatch_size in (3, 2) and model.microbatch_choice in capsys.readouterr().out
+    model = prepared(network(Fails()), "auto")
+    Fails.at = (1, 2)
+    with pytest.warns(UserWarning, match="^Memory ran out with micro-batches of 4 examples"):
+        model.fit(rows(8), rows(8, 2), batch_size=8, verbose=0)
+    assert model.microbatch_size == 2
+    monkeypatch.undo()
+    fixed = prepared(network(Fails()), 2)
+    fixed.fit(rows(8), rows(8, 2), batch_size=8, verbose=0)
+    same_bits(model, fixed)
 
 
 def test_a_loss_over_the_whole_batch_may_be_what_does_not_fit(monkeypatch):
@@ -828,14 +700,10 @@ import gradlab
 gradlab.setup(seed=0)
 import keras, numpy as np
 from gradlab.measure.memory import MEBIBYTE, PeakMemory
-from gradlab.fit.sizes import memory_room
 
 layers = keras.layers
-if sys.argv[1] == "planned":
-    middle = [layers.Conv2D(16, 3, padding="same", activation="tanh") for _ in range(4)]
-    inputs, middle = [128, 128, 3], [*middle, layers.GlobalAveragePooling2D()]
-else:
-    inputs, middle = [100, 256], [layers.LSTM(128, return_sequences=True), layers.LSTM(128)]
+middle = [layers.Conv2D(16, 3, padding="same", activation="tanh") for _ in range(4)]
+inputs, middle = [128, 128, 3], [*middle, layers.GlobalAveragePooling2D()]
 x, y = np.zeros([128, *inputs], "float32"), np.zeros([128, 1], "float32")
 peak = PeakMemory()
 before = peak.bytes()
@@ -846,24 +714,23 @@ print(model.microbatch_size, (peak.bytes() - before) / MEBIBYTE)
 """
 
 
-MEMORY = {"planned": 300, "tried": 200}  # MiB
+MEMORY = 300  # MiB
 
 
-@pytest.mark.parametrize("kind", ["planned", "tried"])
-def test_a_training_stays_within_its_memory(kind):
+def test_a_training_stays_within_its_memory():
     """A process of its own: what it adds besides its data, a batch and the next one, is what it was
     given, or less."""
-    if kind == "planned" and not internals.uses_onednn():
+    if not internals.uses_onednn():
         pytest.skip("without oneDNN, gaps in the heap take as much again (benchmarks/NOTES.md)")
-    data = {"planned": 24, "tried": 12.5}[kind]
-    program = WITHIN.replace("MEMORY", f"{MEMORY[kind]} * MEBIBYTE")
+    data = 24  # MiB
+    program = WITHIN.replace("MEMORY", f"{MEMORY} * MEBIBYTE")
     done = subprocess.run(
-        [sys.executable, "-c", program, kind], capture_output=True, text=True, timeout=LIMIT
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=LIMIT
     )
     assert done.returncode == 0, done.stderr[-2000:]
     size, taken = done.stdout.split()[-2:]
     print(size, taken)
-    assert 1 < int(size) < 128 and float(taken) - 2 * data <= MEMORY[kind]
+    assert 1 < int(size) < 128 and float(taken) - 2 * data <= MEMORY
 
 
 LIMITED = """
@@ -886,8 +753,6 @@ model = gradlab.microbatched(model, size, memory=memory, in_flight=1)
 model.compile("sgd", "mse")
 x, y = np.random.default_rng(0).normal(size=[64, 4]).astype("float32"), np.ones([64, 1], "float32")
 if size == "auto":
-    from gradlab.fit.sizes import memory_room
-    memory_room.Trial.fitting = lambda self, sizes, room: sizes[:1]  # the plan and the trial would prevent it
     model.evaluate(x[:1], y[:1], verbose=0)  # starts TensorFlow's threads
     used = next(int(line.split()[1]) for line in pathlib.Path("/proc/self/status").open() if line.startswith("VmSize"))
     resource.setrlimit(resource.RLIMIT_AS, (1024 * used + 850 * 2**20,) * 2)
@@ -916,24 +781,12 @@ def test_a_limit_of_the_operating_system_is_survived():
     assert unlimited.stdout.splitlines()[-2:] == [size, weights]
 
 
-def test_several_replicas_need_a_memory_that_can_be_planned(two_devices, monkeypatch):
-    rule = '^microbatch_size must be a number with several replicas, unless "auto" can plan what fits. Received: '
+def test_several_replicas_need_a_memory_that_is_known(two_devices, monkeypatch):
     with two_devices.scope():
-        keras.utils.set_random_seed(0)
-        loops = prepared(
-            keras.Sequential([keras.Input([5, 3]), layers.LSTM(4), layers.Dense(2)]), "auto"
-        )
-        dense = prepared(network(), "auto")
-    with pytest.raises(ValueError, match=f"{rule}a model that hides its memory$"):
-        loops.fit(np.ones([8, 5, 3], "float32"), rows(8, 2), batch_size=8, verbose=0)
-    monkeypatch.setattr(memory_room.Room, "is_known", False, raising=False)
-    monkeypatch.setattr(
-        memory_room.Room,
-        "__setattr__",
-        lambda self, name, value: name == "is_known" or vars(self).update({name: value}),
-    )
-    with pytest.raises(ValueError, match=f"{rule}a memory that is not known: give memory=$"):
-        dense.fit(rows(8), rows(8, 2), batch_size=8, verbose=0)
+        model = prepared(network(), "auto")
+    monkeypatch.setattr(gradlab.runtime, "available_memory", lambda: math.inf)
+    with pytest.raises(ValueError, match="^memory must be given .* several replicas"):
+        model.fit(rows(8), rows(8, 2), batch_size=8, verbose=0)
 
 
 def test_a_trainer_says_the_choice(capsys, two_devices):
