@@ -999,10 +999,10 @@ BUGS = (
     ),
     Bug(
         "toy_floor_without_k",
-        "gradlab/lab/widget/toy.py",
+        "gradlab/lab/figures/toy.py",
         "(2 * accumulation_steps * (2 - learning_rate * CURVATURE))",
         "(2 * accumulation_steps * 2)",
-        ("tests/lab/widget/test_toy.py",),
+        ("tests/lab/figures/test_toy.py",),
     ),
     Bug(
         "zero_divides_one_stage_early",

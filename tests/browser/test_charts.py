@@ -10,10 +10,10 @@ import pytest
 from lab_page import SCREENSHOTS, frames, new_page, press, until
 from synthetic_results import synthetic
 
-from gradlab.lab.widget import views
+from gradlab.lab.figures.curves import Point
+from gradlab.lab.figures.lab_figure import Shown, lab_views
 from gradlab.lab.widget.chart_rows import COLUMNS, ChartRows
 from gradlab.lab.widget.js_bundle import module
-from gradlab.lab.widget.views import Point, Shown
 
 pytestmark = pytest.mark.browser
 
@@ -94,9 +94,9 @@ def test_the_page_draws_what_python_draws(compute, against):
     }
     found = json.loads(compute(PLOTS, [sent(NOW, "now"), sent(OTHER, "other")], data))
     for name in ("losses", "accuracy", "noise", "cost"):
-        assert found[name]["words"] == views.picture(name, shown)[1], name
-        drawn = getattr(views, name)(shown).axes
-        for plot, axes in zip(found[name]["plots"], drawn, strict=True):
+        figure = lab_views(shown, [name])
+        assert found[name]["words"] == figure.get_label(), name
+        for plot, axes in zip(found[name]["plots"], figure.axes, strict=True):
             assert (plot["y"]["from"], plot["y"]["to"]) == pytest.approx(
                 axes.get_ylim(), rel=1e-5
             ), name
@@ -133,7 +133,9 @@ def test_noise_scale_and_points_are_pythons(compute):
     data |= {"against": "updates", "experiment": {"k": 4, "b": 20, "updates": 40}}
     found = json.loads(compute(PLOTS, [sent(NOW, "now"), sent(OTHER, "other")], data))
     [scale] = found["scale"]["plots"]
-    drawn = {line.get_label(): line for line in views.scale(FULL).axes[0].get_lines()}
+    [axes] = lab_views(FULL, ["scale"]).axes
+    drawn = {line.get_label(): line for line in axes.get_lines()}
+    assert (scale["y"]["from"], scale["y"]["to"]) == pytest.approx(axes.get_ylim(), rel=1e-4)
     for series, batch in zip(scale["series"], (80, 160)):
         there = np.isfinite(drawn[series["name"]].get_ydata())
         np.testing.assert_allclose(

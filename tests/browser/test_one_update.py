@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from lab_page import FOCUSED, SCREENSHOTS, new_page, press, until
 
-from gradlab.lab.widget import toy
+from gradlab.lab.figures import toy
 from gradlab.lab.widget.js_bundle import module
 from gradlab.lab.widget.one_update import OneUpdate
 

@@ -7,7 +7,8 @@ import pytest
 from lab_page import SCREENSHOTS, new_page, press, until
 from paths import ROOT
 
-from gradlab.lab.widget import record, saved_page, toy
+from gradlab.lab.figures import toy
+from gradlab.lab.widget import record, saved_page
 
 pytestmark = pytest.mark.browser
 

@@ -1,12 +1,58 @@
 """The numbers that figures draw, computed from results."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.experiments.result import Result
 from gradlab.measure import noise
+from gradlab.measure.memory import MEBIBYTE
 from gradlab.measure.noise import LossNoise
+
+SMOOTHING = 0.95  # of the lab's noise scale
+POINT_UPDATES = 8  # fewer say too little about the noise of a run
+
+
+@dataclass(frozen=True)
+class Point:
+    """The numbers of one run that are drawn against k.
+
+    Attributes:
+        experiment: the experiment of the run.
+        window: the standard deviation of the window's loss, in nats; NaN if a seed has fewer than
+            `POINT_UPDATES` updates.
+        law: the same as predicted from the micro-batches by 1 / sqrt(k), in nats.
+        microbatch: the standard deviation of a micro-batch's loss, in nats.
+        milliseconds: the median time of an update.
+        mebibytes: the peak memory of the process; NaN if it is not known.
+    """
+
+    experiment: Experiment
+    window: float
+    law: float
+    microbatch: float
+    milliseconds: float
+    mebibytes: float
+
+    @property
+    def steps(self) -> int:
+        """The micro-batches of a window, on all towers."""
+        return self.experiment.towers * self.experiment.accumulation_steps
+
+    @classmethod
+    def of(cls, result: Result) -> "Point":
+        """The point of a run with this result."""
+        measured = noise_of(result)
+        return cls(
+            experiment=result.experiment,
+            window=float(measured.window) if min(result.updates) >= POINT_UPDATES else np.nan,
+            law=float(measured.law),
+            microbatch=float(measured.microbatch),
+            milliseconds=1000 * float(np.nanmedian(result.update_seconds)),
+            mebibytes=float(np.max(result.peak_memory_bytes)) / MEBIBYTE,
+        )
 
 
 def noise_of(result: Result) -> LossNoise:

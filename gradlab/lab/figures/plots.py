@@ -15,7 +15,6 @@ from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.experiments.result import Result
 from gradlab.lab.figures import curves
 from gradlab.lab.figures.style import STYLES, against_k, line, plain_numbers, to_png
-from gradlab.measure.memory import MEBIBYTE
 
 __all__ = [
     "accuracy",
@@ -239,8 +238,10 @@ def cost(results: Sequence[Result]) -> Figure:
     results = sorted(results, key=lambda result: result.experiment.accumulation_steps)
     figure, (times, memory) = _figure(results, columns=2)
     steps = np.array([result.experiment.accumulation_steps for result in results])
-    low, middle, high = np.array(
-        [1000 * np.nanquantile(result.update_seconds, (0.25, 0.5, 0.75)) for result in results]
+    points = [curves.Point.of(result) for result in results]
+    middle = np.array([point.milliseconds for point in points])
+    low, high = np.array(
+        [1000 * np.nanquantile(result.update_seconds, (0.25, 0.75)) for result in results]
     ).T
     times.errorbar(steps, middle, yerr=[middle - low, high - middle], capsize=3, **STYLES[0])
     together = max(
@@ -251,7 +252,7 @@ def cost(results: Sequence[Result]) -> Figure:
         ylabel="time of an update" + (f" of {together} seeds" * (together > 1)) + " (ms)",
     )
     times.set_title("Time: median and quartiles", fontsize=10, loc="left")
-    peaks = np.array([np.max(result.peak_memory_bytes) / MEBIBYTE for result in results])
+    peaks = np.array([point.mebibytes for point in points])
     if np.isfinite(peaks).any():
         memory.plot(steps, peaks, **STYLES[1])
         memory.set_ylim(0, 1.1 * np.nanmax(peaks))

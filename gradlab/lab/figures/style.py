@@ -24,7 +24,6 @@ STYLES: tuple[dict[str, Any], ...] = (
     {"color": "#56B4E9", "linestyle": (0, (1, 1)), "marker": "P"},
     {"color": "#000000", "linestyle": (0, (8, 2)), "marker": "X"},
 )
-FAINT = "#56B4E9"
 GREY = "#767676"
 
 
@@ -66,10 +65,11 @@ def to_png(figure: Figure, compression: int = 6) -> bytes:
     return content.getvalue()
 
 
-def to_small_png(figure: Figure) -> bytes:
-    """The figure as a PNG image of 128 colors. A notebook that stores it needs a third of the
-    bytes."""
+def to_small_png(figure: Figure, colors: int = 128) -> bytes:
+    """The figure as a PNG image of few colors. With 128, a notebook that stores it needs a third of
+    the bytes."""
     content = io.BytesIO()
     drawn = Image.open(io.BytesIO(to_png(figure, compression=1))).convert("RGB")
-    drawn.quantize(128, dither=Image.Dither.NONE).save(content, "PNG", optimize=True)
+    few = drawn.quantize(colors, Image.Quantize.MAXCOVERAGE, kmeans=3, dither=Image.Dither.NONE)
+    few.save(content, "PNG", optimize=True)
     return content.getvalue()

@@ -19,14 +19,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from gradlab import _checks, runtime
 from gradlab.lab.experiments.cluster import cluster_of
 from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.experiments.result import Result
 from gradlab.lab.figures import plots
+from gradlab.lab.figures.style import to_small_png
 from gradlab.lab.widget import controls, pins, presets, runner, saved_page
 from gradlab.lab.widget.lab_controller import LabController
-from gradlab.lab.widget.layout import View, side_by_side
 from gradlab.lab.widget.live_run import State
 
 
@@ -135,10 +137,10 @@ class AccumulationLab:
         return self._controller.layout.narration
 
     @property
-    def views(self) -> dict[str, View]:
-        """The views that are not hidden, by name, as pictures of the present numbers, with text
-        alternatives."""
-        return self._controller.pictures()
+    def figure(self) -> Figure:
+        """The views that are not hidden as one matplotlib figure, drawn from the present numbers.
+        Its label (`get_label()`) describes them in words."""
+        return self._controller.figure()
 
     @property
     def pinned(self) -> list[tuple[str, Result]]:
@@ -211,7 +213,7 @@ class AccumulationLab:
         return pins.write_new_file(pathlib.Path(folder), "gradlab-runs", "csv", self._csv())
 
     def to_png(self, folder: str | pathlib.Path = ".") -> pathlib.Path:
-        """Write pictures of the views to a new PNG file, and return its path."""
+        """Write a picture of the views to a new PNG file, and return its path."""
         return pins.write_new_file(pathlib.Path(folder), "gradlab-views", "png", self._png())
 
     def _csv(self) -> bytes:
@@ -222,7 +224,7 @@ class AccumulationLab:
         return pins.csv(self._controller.runs).encode()
 
     def _png(self) -> bytes:
-        return side_by_side(self.views.values())
+        return to_small_png(self.figure)
 
     def _give(
         self, name: str, content: Callable[[], bytes], write: Callable[[], pathlib.Path]
@@ -285,10 +287,12 @@ class AccumulationLab:
         notebook."""
         bundle = dict(self.view._repr_mimebundle_(**kwargs)) | {"text/plain": repr(self)}
         if runs := self._controller.runs:
-            picture = side_by_side(self.views.values())
+            figure = self.figure
+            picture = to_small_png(figure)
             table = pins.table(runs)
+            still = saved_page.still(picture, str(figure.get_label()), repr(self), table)
             return bundle | {
-                "text/html": saved_page.still(picture, repr(self), table),
+                "text/html": still,
                 "image/png": picture,
                 "text/plain": f"{self!r}\n\n{table}",
             }

@@ -14,7 +14,7 @@ import numpy as np
 from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.experiments.progress import Update
 from gradlab.lab.experiments.result import AXES, Result
-from gradlab.lab.figures.curves import mean_and_deviation
+from gradlab.lab.figures.curves import SMOOTHING, mean_and_deviation
 from gradlab.measure.noise import RunningMean
 from gradlab.measure.noise_scale import estimates
 
@@ -29,7 +29,6 @@ COLUMNS = (
     "noiseScale",
 )
 DOTS = 8  # At most this many micro-batches of an update are drawn, all of the first seed.
-SMOOTHING = 0.95  # of the noise scale
 
 # What is kept of each seed and update
 _LOSS, _ACCURACY, _EXAMPLES, _SECONDS, _VARIANCE, _SQUARED = range(6)

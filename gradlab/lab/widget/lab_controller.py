@@ -12,12 +12,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from gradlab.lab.experiments.cluster import Cluster
 from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.experiments.result import Result
-from gradlab.lab.widget import controls, pins, presets, views
-from gradlab.lab.widget.layout import Layout, View
+from gradlab.lab.figures.curves import Point
+from gradlab.lab.figures.lab_figure import Shown, lab_views
+from gradlab.lab.widget import controls, pins, presets
+from gradlab.lab.widget.layout import Layout
 from gradlab.lab.widget.live_run import Pace, Run, State, Status
 from gradlab.lab.widget.page_messages import PageMessages
 from gradlab.lab.widget.runner import CLOSE_SECONDS, Runner
@@ -70,7 +73,7 @@ class LabController:
         self.preset = self.experiment = experiment
         self._seed = seed
         self.cluster = cluster
-        self._points: list[views.Point] = []  # of the runs before the current one
+        self._points: list[Point] = []  # of the runs before the current one
         self._writing = False  # True while the lab itself changes its controls
         self.runner = Runner()
         self.controls = controls.build(experiment, self._control_changed, hide, lock)
@@ -195,16 +198,15 @@ class LabController:
         self.pins.add(name, result)
         self._page_messages.tell()
 
-    def pictures(self) -> dict[str, View]:
-        """The views that are not hidden, by name, as pictures of the present numbers."""
+    def figure(self) -> Figure:
+        """The views that are not hidden, drawn from the present numbers."""
         run = self.runner.current
         shown = replace(self._shown(run), result=None if run is None else run.result())
-        e = self.experiment
-        toy = self.layout.one_update
-        first = {} if toy is None else {"toy": View(*toy.picture(e.towers * e.accumulation_steps))}
-        return first | {
-            name: View(*views.picture(name, shown)) for name in self.layout.charts.shown
-        }
+        names = self.layout.charts.shown
+        if (toy := self.layout.one_update) is not None:
+            shown = replace(shown, start=toy.start)
+            names = ["toy", *names]
+        return lab_views(shown, names)
 
     def show(self) -> None:
         """Show how far the current run is."""
@@ -279,11 +281,12 @@ class LabController:
     def _keep_point(self, run: Run) -> None:
         """Keep the point of a run that came to its end: the noise of the first updates is not that
         of a whole run."""
-        if run.progress < 1:
-            return
         result = run.result()
-        if result is not None and min(result.updates) >= views.POINT_UPDATES:
-            self._points = [*self._points[1 - POINTS :], views.Point.of(result)]
+        if run.progress < 1 or result is None:
+            return
+        point = Point.of(result)
+        if np.isfinite(point.window):
+            self._points = [*self._points[1 - POINTS :], point]
 
     def _change_pace(self, paused: bool | None = None, slow: bool | None = None) -> None:
         if self.runner.current is not None and not self._writing:
@@ -314,10 +317,10 @@ class LabController:
         with self.runner.guard:
             self.layout.show_batch(self.experiment, HINT if self._changed_at == -math.inf else "")
 
-    def _shown(self, run: Run | None) -> views.Shown:
+    def _shown(self, run: Run | None) -> Shown:
         """What the views draw of a run and of all others, without its result."""
         experiment = run.experiment if run is not None else self.experiment
-        return views.Shown(
+        return Shown(
             experiment,
             name=f"now: {presets.name(experiment, self.preset)}",
             window=np.zeros(0) if run is None else run.window(),

@@ -2,21 +2,18 @@
 nothing by itself."""
 
 import html
-import io
-from collections.abc import Collection, Iterable
-from typing import NamedTuple
+from collections.abc import Collection
 
 import ipywidgets as widgets
-from PIL import Image
 
 from gradlab.lab.experiments.experiment import Experiment
+from gradlab.lab.figures.lab_figure import VIEWS
 from gradlab.lab.figures.plots import X_AXES
 from gradlab.lab.widget.charts import Charts
 from gradlab.lab.widget.controls import Controls, summary
 from gradlab.lab.widget.live_run import Status
 from gradlab.lab.widget.one_update import OneUpdate
 from gradlab.lab.widget.page import Page, close, live_beside_cells
-from gradlab.lab.widget.views import PICTURES, VIEWS
 
 # name: label, icon, tooltip
 BUTTONS = {
@@ -61,18 +58,6 @@ _CSS = """<style>
 </style>"""
 
 
-class View(NamedTuple):
-    """A view as it is shown.
-
-    Attributes:
-        png: the image.
-        description: the text alternative for readers who cannot see the image.
-    """
-
-    png: bytes
-    description: str
-
-
 class Layout:
     """The widgets of the page. Each carries the CSS class "gradlab-" followed by its name.
 
@@ -114,9 +99,8 @@ class Layout:
             steps = controls.widgets["accumulation_steps"]
             self.one_update = OneUpdate(steps.value)
             widgets.jslink((steps, "value"), (self.one_update, "accumulation_steps"))
-        self.charts = Charts(
-            [name for name in PICTURES if name not in hide], chips="pins" not in hide
-        )
+        shown = [name for name in VIEWS if name != "toy" and name not in hide]
+        self.charts = Charts(shown, chips="pins" not in hide)
         self._page = Page(layout={"display": "none"})
         self._status = Status("", "")
         self._narration = ""
@@ -261,26 +245,3 @@ def _grid(children: list, least: str, fill: str = "auto-fill") -> widgets.Widget
 
 def _wrapping_row(children: list) -> widgets.Widget:
     return widgets.Box(children, layout={"flex_flow": "row wrap", "align_items": "center"})
-
-
-def side_by_side(views: Iterable[View], colors: int = 0) -> bytes:
-    """Views as one PNG image, three in a row.
-
-    Args:
-        views: the views.
-        colors: how many colors the image has, to make it small. 0: all of them.
-    """
-    images = [Image.open(io.BytesIO(view.png)) for view in views]
-    columns = max(1, min(3, len(images)))
-    width = max((image.width for image in images), default=1)
-    height = max((image.height for image in images), default=1)
-    sheet = Image.new(
-        "RGB", (columns * width, max(1, -(-len(images) // columns)) * height), "white"
-    )
-    for number, image in enumerate(images):
-        sheet.paste(image, (number % columns * width, number // columns * height))
-    if colors:
-        sheet = sheet.quantize(colors, dither=Image.Dither.NONE)
-    content = io.BytesIO()
-    sheet.save(content, "PNG", optimize=bool(colors))
-    return content.getvalue()

@@ -4,7 +4,7 @@ asking the kernel."""
 import anywidget
 import traitlets
 
-from gradlab.lab.widget import toy
+from gradlab.lab.figures import toy
 from gradlab.lab.widget.js_bundle import FOLDER, module
 
 
@@ -62,11 +62,3 @@ class OneUpdate(anywidget.AnyWidget):
 
     def _return_to_start(self) -> None:
         self.start = toy.START.tolist()
-
-    def picture(self, steps: int) -> tuple[bytes, str]:
-        """The view as PNG, for pages without widgets, and its text alternative.
-
-        Args:
-            steps: the micro-batches of a window on all towers.
-        """
-        return toy.picture(toy.descend(min(steps, toy.MOST), start=self.start))

@@ -12,7 +12,9 @@ from functools import partial
 from typing import Any
 
 from gradlab.lab.experiments.experiment import Experiment
-from gradlab.lab.widget import pins, views
+from gradlab.lab.figures.curves import Point
+from gradlab.lab.figures.lab_figure import Shown
+from gradlab.lab.widget import pins
 from gradlab.lab.widget.chart_rows import COLUMNS, ChartRows
 from gradlab.lab.widget.layout import Layout
 from gradlab.lab.widget.live_run import Run, State, Status
@@ -45,7 +47,7 @@ class PageMessages:
             a run that is still ending does not replace it.
     """
 
-    def __init__(self, layout: Layout, runner: Runner, shown: Callable[[Run | None], views.Shown]):
+    def __init__(self, layout: Layout, runner: Runner, shown: Callable[[Run | None], Shown]):
         self._layout = layout
         self._runner = runner
         self._shown = shown
@@ -58,7 +60,7 @@ class PageMessages:
         self._point: tuple[Run, dict | None, float] | None = None
         # For each page, the next request that would get only new numbers
         self._pages: dict[str, dict] = {}
-        self._points: Sequence[views.Point] = ()  # the points of earlier runs that were sent last
+        self._points: Sequence[Point] = ()  # the points of earlier runs that were sent last
         self._revision = 0  # counts the changes of these points
         self.refusal = ""
 
@@ -174,7 +176,7 @@ class PageMessages:
         }
 
     def _runs(
-        self, run: Run | None, shown: views.Shown
+        self, run: Run | None, shown: Shown
     ) -> list[tuple[ChartRows, str, Experiment, list[str]]]:
         """Chart rows, name, experiment and row in the table of the current run, which has no row,
         and of the pinned runs."""
@@ -209,9 +211,7 @@ class PageMessages:
             result = run.result()
             point = None
             if result is not None:
-                point = plain(views.Point.of(result))
-                if min(result.updates) < views.POINT_UPDATES:
-                    point["window"] = None  # too few to say anything about the noise
+                point = plain(Point.of(result))
             ended = time.monotonic()
             self._point = (
                 run,
@@ -231,7 +231,7 @@ def facts(e: Experiment) -> dict[str, Any]:
     }
 
 
-def plain(point: views.Point) -> dict[str, Any]:
+def plain(point: Point) -> dict[str, Any]:
     """A point as the page gets it: numbers that are not finite are None, which JSON can say."""
     numbers = {name: _finite(value) for name, value in vars(point).items() if name != "experiment"}
     return facts(point.experiment) | numbers

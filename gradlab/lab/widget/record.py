@@ -10,9 +10,12 @@ import gradlab
 from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.experiments.result import Result
 from gradlab.lab.experiments.run import run
-from gradlab.lab.widget import one_update, page_messages, pins, presets, toy, views
+from gradlab.lab.figures import toy
+from gradlab.lab.figures.curves import Point
+from gradlab.lab.figures.lab_figure import Shown, lab_views
+from gradlab.lab.figures.style import to_small_png
+from gradlab.lab.widget import one_update, page_messages, pins, presets
 from gradlab.lab.widget.chart_rows import COLUMNS, ChartRows
-from gradlab.lab.widget.layout import View, side_by_side
 
 STEPS = (1, 2, 5, 10, 20, 50)  # k of the runs
 UNIT = 2.0**-12  # of the losses that are drawn as dots
@@ -36,7 +39,7 @@ def described(result: Result) -> dict:
         "perUpdate": dots.shape[1],
         "rows": _base64(rows.astype("<f4")),
         "dots": _base64(units.astype("<u2")),
-        "point": page_messages.plain(views.Point.of(result)),
+        "point": page_messages.plain(Point.of(result)),
     }
 
 
@@ -68,13 +71,9 @@ def write(folder: pathlib.Path) -> None:
     }
     text = json.dumps(recorded, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     (folder / "recorded.json").write_text(text + "\n", encoding="utf-8")
-    earlier = [views.Point.of(result) for result in results if result is not default]
-    shown = views.Shown(e, "recorded: k = 5, b = 20", default, points=earlier)
-    pictures = [
-        View(*view.picture(5)),
-        *(View(*views.picture(name, shown)) for name in views.PICTURES),
-    ]
-    (folder / "recorded.png").write_bytes(side_by_side(pictures, colors=24))
+    earlier = [Point.of(result) for result in results if result is not default]
+    shown = Shown(e, "recorded: k = 5, b = 20", default, points=earlier)
+    (folder / "recorded.png").write_bytes(to_small_png(lab_views(shown), colors=48))
 
 
 def _base64(array: np.ndarray) -> str:

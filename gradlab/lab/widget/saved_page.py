@@ -40,11 +40,12 @@ def picture() -> bytes:
     return PICTURE.read_bytes()
 
 
-def still(picture: bytes, sentence: str, table: str) -> str:
+def still(picture: bytes, alt: str, sentence: str, table: str) -> str:
     """HTML without scripts.
 
     Args:
         picture: as PNG.
+        alt: what the picture shows, for readers who cannot see it.
         sentence: what the picture and the table show.
         table: lines of cells, which two or more spaces separate; the first line has the headings.
     """
@@ -52,9 +53,9 @@ def still(picture: bytes, sentence: str, table: str) -> str:
     tags = ["th", *["td"] * len(cells)]
     rows = ["".join(f"<{tag}>{cell}</{tag}>" for cell in row) for tag, row in zip(tags, cells)]
     body = "\n".join(f"<tr>{row}</tr>" for row in rows)
-    words = html.escape(sentence)
-    image = f'<img src="data:image/png;base64,{base64.b64encode(picture).decode()}" alt="{words}">'
-    return f"{image}\n<p>{words}</p>\n<table>\n{body}\n</table>"
+    content = base64.b64encode(picture).decode()
+    image = f'<img src="data:image/png;base64,{content}" alt="{html.escape(alt)}">'
+    return f"{image}\n<p>{html.escape(sentence)}</p>\n<table>\n{body}\n</table>"
 
 
 def standalone(svg: str) -> str:
@@ -85,7 +86,7 @@ def page() -> str:
     about = recorded()
     names = ("charts", "one_update", "recorded")
     return _PAGE.format(
-        still=still(picture(), about["sentence"], about["table"]),
+        still=still(picture(), about["sentence"], about["sentence"], about["table"]),
         css="".join((FOLDER / f"{name}.css").read_text(encoding="utf-8") for name in names),
         javascript=module("canvas", "one_update", "plots", "charts", "recorded"),
         recorded=RECORDED.read_text(encoding="utf-8").strip(),

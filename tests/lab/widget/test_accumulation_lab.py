@@ -12,7 +12,7 @@ from lab_widgets import click, run_to_the_end, updates_made, widget, widgets
 
 import gradlab
 from gradlab.lab.experiments.run import run
-from gradlab.lab.widget import views
+from gradlab.lab.figures import lab_figure
 from gradlab.lab.widget.live_run import State
 
 
@@ -22,25 +22,21 @@ def test_a_new_lab_is_idle(make):
         lab, "status"
     ).value.replace("</b>", "")
     assert lab.result is None and lab.state is State.IDLE and lab.narration == ""
-    assert tuple(lab.views) == views.VIEWS and widget(lab, "charts").shown == list(views.PICTURES)
-    assert all(view.png.startswith(b"\x89PNG") for view in lab.views.values())
+    toy, *charts = lab_figure.VIEWS
+    assert toy == "toy" and widget(lab, "charts").shown == charts
+    assert lab.figure.get_label().count("no data yet") == len(charts)
     with pytest.raises(RuntimeError, match=r"needs a run: call run\(\) first"):
         lab.wait()
 
 
 def test_run_trains_to_the_end(make):
     lab = make(hide=())
-    before = lab.views["losses"]
     click(lab, "run")
     assert lab.wait() is State.FINISHED
     assert updates_made(lab) == 5 and widget(lab, "progress").value == 1
     assert lab.result.seeds == (0, 1) and lab.result.endings == ("finished", "finished")
     assert lab.status.startswith("finished: 2 seeds, update 5 of 5")
-    assert lab.views["losses"].png != before.png
-    assert (
-        "training loss" in lab.views["losses"].description
-        and "nats" in lab.views["losses"].description
-    )
+    assert "training loss (nats). now: k = 5, b = 20: from " in lab.figure.get_label()
     assert lab.result == run(lab.experiment)
 
 
@@ -124,7 +120,8 @@ def test_a_preset_is_a_line_and_back(make):
         against="seconds",
     )
     assert widget(lab, "microbatch_size").disabled and not widget(lab, "learning_rate").disabled
-    assert "toy" not in lab.views and not widgets(lab, "toy") and widgets(make(hide=()), "toy")
+    assert "Toy" not in lab.figure.get_label() and "Toy" in make(hide=()).figure.get_label()
+    assert not widgets(lab, "toy") and widgets(make(hide=()), "toy")
     assert (
         "cost" not in widget(make(hide="cost"), "charts").shown
         and not widget(make(hide="pins"), "charts").chips
@@ -164,7 +161,7 @@ def test_pins_are_named_and_compared(make):
         "k = 5, b = 20",
         "k = 5, b = 20 (2)",
     ]
-    description = lab.views["losses"].description
+    description = lab.figure.get_label()
     assert "k = 1, b = 20: from" in description and "now: k = 5" in description
 
 
@@ -172,29 +169,26 @@ def test_accuracies_are_drawn_against_the_chosen_axis(make):
     lab = make(hide=())
     run_to_the_end(lab)
     widget(lab, "against").value = "examples"
-    assert "after 500 examples" in lab.views["accuracy"].description
+    assert "after 500 examples" in lab.figure.get_label()
     widget(lab, "against").value = "seconds"
-    assert "seconds" in lab.views["accuracy"].description
+    assert " seconds." in lab.figure.get_label()
     assert lab.state is State.FINISHED  # the same run
 
 
 def test_the_noise_view_says_what_was_measured_and_predicted(make):
     lab = make(updates=12, hide=())
     run_to_the_end(lab, accumulation_steps=10)
-    description = lab.views["noise"].description
-    assert (
-        "k = 10" in description and "measured" in description and "predicted by 1/√k" in description
-    )
+    description = lab.figure.get_label()
+    assert "k = 10" in description and "measured" in description
+    assert "predicted by 1/√k" in description
 
 
 def test_each_view_has_a_description_that_follows_the_run(make):
     lab = make(updates=10, hide=())
-    before = lab.views
     # Without a browser, whose link moves the view of one update
     run_to_the_end(lab, accumulation_steps=7)
-    assert "7 micro-batch gradients" in lab.views["toy"].description
-    for name, view in lab.views.items():
-        assert view.description != before[name].description, name
+    description = lab.figure.get_label()
+    assert "7 micro-batch gradients" in description and "no data yet" not in description
 
 
 def test_exports_write_new_files(make, tmp_path):

@@ -1,10 +1,9 @@
-"""The view of one update: what Python sends to the page, and the picture for pages without
-widgets."""
+"""The view of one update: what Python sends to the page, and what the lab's figure shows of it."""
 
 import numpy as np
 import pytest
 
-from gradlab.lab.widget import toy
+from gradlab.lab.figures import toy
 from gradlab.lab.widget.one_update import OneUpdate
 
 
@@ -25,13 +24,11 @@ def test_a_larger_window_has_the_micro_batches_of_a_smaller_one():
     np.testing.assert_array_equal(many.gradients[:3], few.gradients)
 
 
-def test_the_picture_follows_the_starting_point():
-    view = OneUpdate(5)
-    png, description = view.picture(5)
-    assert png.startswith(b"\x89PNG") and description == toy.describe(toy.descend(5))
-    view.start = [1.0, -2.0]
-    other, moved = view.picture(5)
-    assert other != png and moved == toy.describe(toy.descend(5, start=(1.0, -2.0))) != description
+def test_the_figure_follows_the_starting_point(make):
+    lab = make(accumulation_steps=5, hide=())
+    assert toy.describe(toy.descend(5)) in lab.figure.get_label()
+    lab._controller.layout.one_update.start = [1.0, -2.0]
+    assert toy.describe(toy.descend(5, start=(1.0, -2.0))) in lab.figure.get_label()
 
 
 def test_a_reset_outlasts_a_point_that_was_sent_before_it(monkeypatch):
@@ -46,11 +43,11 @@ def test_a_reset_outlasts_a_point_that_was_sent_before_it(monkeypatch):
 
 def test_the_lab_shows_all_micro_batches_of_its_towers(make):
     lab = make(accumulation_steps=7, hide=())
-    assert "7 micro-batch gradients" in lab.views["toy"].description
+    assert "7 micro-batch gradients" in lab.figure.get_label()
     view = lab._controller.layout.one_update
     assert (view.accumulation_steps, view.towers) == (7, 1)
     wide = make(accumulation_steps=150, hide=(), rerun=False)
-    assert f"{toy.MOST} micro-batch gradients" in wide.views["toy"].description
+    assert f"{toy.MOST} micro-batch gradients" in wide.figure.get_label()
 
 
 def test_more_micro_batches_than_there_is_noise_for_are_refused():

@@ -10,6 +10,7 @@ from events import LIMIT, wait_until
 from lab_widgets import Page, run_to_the_end, updates_made, widget
 
 from gradlab.lab.experiments import run as run_module
+from gradlab.lab.figures.curves import Point
 from gradlab.lab.widget import page_messages
 from gradlab.lab.widget.chart_rows import COLUMNS, ChartRows
 from gradlab.lab.widget.live_run import State
@@ -146,9 +147,7 @@ def test_the_points_of_whole_runs_stay(make):
     answer = page.ask()
     assert [point["k"] for point in page.points] == [2, 5] and answer["point"]["k"] == 10
     assert page.ask()["points"] is None  # sent once
-    assert answer["point"]["window"] == pytest.approx(
-        page_messages.views.Point.of(lab.result).window
-    )
+    assert answer["point"]["window"] == pytest.approx(Point.of(lab.result).window)
     lab.reset()
     page.ask()
     assert page.points == []

@@ -2,6 +2,7 @@
 ones."""
 
 import base64
+import html
 import json
 
 import numpy as np
@@ -10,7 +11,9 @@ from lab_widgets import run_to_the_end
 from paths import ROOT
 
 from gradlab.lab.experiments.run import run
-from gradlab.lab.widget import page_messages, pins, presets, record, saved_page, toy, views
+from gradlab.lab.figures import toy
+from gradlab.lab.figures.curves import Point
+from gradlab.lab.widget import page_messages, pins, presets, record, saved_page
 from gradlab.lab.widget.chart_rows import COLUMNS, ChartRows
 
 
@@ -32,6 +35,9 @@ def test_a_lab_that_has_not_run_shows_the_recorded_runs(make):
     run_to_the_end(lab)
     own = lab._repr_mimebundle_()["text/html"]  # its own picture and table instead
     assert "<script" not in own and "recorded" not in own
+    # The memory of the process goes on changing
+    words, _ = lab.figure.get_label().split("; peak memory")
+    assert f'alt="{html.escape(words)}; peak memory' in own
     assert own.count("<tr>") == 2 and f"<td>{pins.summary(lab.result)[0]}</td>" in own
 
 
@@ -91,7 +97,7 @@ def test_recorded_runs_agree_with_fresh_ones(number):
     found = np.where(dots == record.MISSING, np.nan, record.UNIT * dots)
     np.testing.assert_allclose(found[:20], ChartRows.of(result).dots(0)[:20], atol=0.02)
     if e.updates == 300:
-        assert kept["point"]["window"] == pytest.approx(views.Point.of(result).window, rel=0.05)
+        assert kept["point"]["window"] == pytest.approx(Point.of(result).window, rel=0.05)
 
 
 def test_the_command_writes_what_a_page_reads(tmp_path, monkeypatch):

@@ -246,8 +246,9 @@ class BugLab:
         example."""
         evidence = self._shown or Game(self._seed).experiment(EVERYTHING)
         sentence = f"{self!r}. Experiment: {evidence.settings}. {verdict(evidence)}"
-        content = to_small_png(draw(evidence).figure)
-        page = saved_page.still(content, sentence, table(evidence))
+        picture = draw(evidence)
+        content = to_small_png(picture.figure)
+        page = saved_page.still(content, picture.alt, sentence, table(evidence))
         text = f"{sentence}\n\n{table(evidence)}\n\nRun the notebook to play."
         bundle = dict(self.view._repr_mimebundle_(**kwargs))
         return bundle | {"text/html": page, "image/png": content, "text/plain": text}
