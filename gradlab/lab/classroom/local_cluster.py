@@ -10,6 +10,8 @@ from gradlab.lab.experiments.cluster import DASK
 
 # `gradlab.lab.classroom.lab` sets a process that trains by itself up alike
 SETUP = {"towers": 2, "seed": 0}
+# of a run whose worker was lost
+ONE_MORE_TRY = {"distributed.scheduler.allowed-failures": 1}
 TLS = "DASK_DISTRIBUTED__COMM__TLS__"  # how Dask's settings begin as environment variables
 
 
@@ -26,17 +28,19 @@ def workers_on_this_machine(number: int) -> Iterator[None]:
     Who reaches a scheduler can run code. So it listens on this machine only, and to those only who
     have the key: the processes that inherit this one's environment.
     """
+    import dask
     from distributed import LocalCluster, Security
 
     security = Security.temporary()
-    cluster = LocalCluster(
-        n_workers=number,
-        threads_per_worker=1,
-        security=security,
-        dashboard_address=None,
-        preload=__name__,
-        memory_limit=0,
-    )
+    with dask.config.set(ONE_MORE_TRY):
+        cluster = LocalCluster(
+            n_workers=number,
+            threads_per_worker=1,
+            security=security,
+            dashboard_address=None,
+            preload=__name__,
+            memory_limit=0,
+        )
     settings = {
         DASK: cluster.scheduler_address,
         f"{TLS}CA_FILE": security.tls_ca_file,

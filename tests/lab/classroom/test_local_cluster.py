@@ -2,14 +2,15 @@
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
 import urllib.parse
 
 import pytest
-from distributed import Client
-from events import LIMIT
+from distributed import Client, Security
+from events import LIMIT, wait_until
 
 from gradlab import AccumulationLab
 from gradlab.lab.classroom import local_cluster
@@ -58,6 +59,33 @@ def test_labs_with_the_key_get_in_and_nobody_else(address):
             name, port = host.split(":")
             silent.enter_context(socket.create_connection((name, int(port))))
         assert losses_of_a_lab() == expected
+
+
+def test_a_run_whose_workers_are_lost_begins_again_once(address):
+    names = ("CA_FILE", "CLIENT__KEY", "CLIENT__CERT")
+    keys = [os.environ[local_cluster.TLS + name] for name in names]
+    key = Security(
+        require_encryption=True,
+        tls_ca_file=keys[0],
+        tls_client_key=keys[1],
+        tls_client_cert=keys[2],
+    )
+
+    def kill_worker():
+        wait_until(lambda: any(client.processing().values()))
+        [pid] = client.run(os.getpid).values()
+        os.kill(pid, signal.SIGKILL)
+
+    with Client(address, security=key, set_as_default=False) as client:
+        lab = AccumulationLab(executor=client, updates=10**6, seeds=1)
+        lab.run()
+        wait_until(lambda: lab.result is not None)
+        kill_worker()
+        wait_until(lambda: "a worker was lost: another repeats the run" in lab.status)
+        kill_worker()
+        assert lab.wait().value == "failed"
+        assert "each worker that began this run was lost: press Run to try again" in lab.status
+        lab.close()
 
 
 def test_it_listens_on_this_machine_only(address):
