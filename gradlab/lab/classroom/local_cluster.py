@@ -37,7 +37,7 @@ def workers_on_this_machine(number: int) -> Iterator[None]:
             n_workers=number,
             threads_per_worker=1,
             security=security,
-            dashboard_address=None,
+            dashboard_address="127.0.0.1:0",
             preload=__name__,
             memory_limit=0,
         )

@@ -49,7 +49,9 @@ FIELDS = ["ask", "have", "revision", "seen", "rename", "name", "remove", "downlo
 @pytest.fixture
 def lab():
     with (
-        LocalCluster(1, threads_per_worker=1, processes=False, dashboard_address=None) as workers,
+        LocalCluster(
+            1, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0"
+        ) as workers,
         Client(workers, set_as_default=False) as client,
     ):
         lab = gradlab.AccumulationLab(executor=client, downloads=True, updates=5, seeds=2)

@@ -24,7 +24,7 @@ from gradlab.lab.widget import page_messages
 from gradlab.lab.widget.live_run import State
 
 # Labs of other processes find it, too
-QUIET = dict(dashboard_address=None, protocol="tcp://", host="127.0.0.1")
+QUIET = dict(dashboard_address="127.0.0.1:0", protocol="tcp://", host="127.0.0.1")
 
 
 @pytest.fixture
