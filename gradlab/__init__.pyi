@@ -3,7 +3,7 @@ from . import cluster as cluster
 from . import static_graph as static_graph
 from . import window as window
 from .accumulator import GradientAccumulator as GradientAccumulator
-from .auditing.examination import audit as audit
+from .auditing.audit import audit as audit
 from .auditing.problem import Problem as Problem
 from .auditing.report import Audit as Audit
 from .averaging import average_gradients as average_gradients

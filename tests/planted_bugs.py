@@ -835,7 +835,7 @@ BUGS = (
     ),
     Bug(
         "audit_takes_wrong_for_right",
-        "gradlab/auditing/verdict.py",
+        "gradlab/auditing/matching.py",
         "TOLERANCE = 2e-4  #",
         "TOLERANCE = 2e-1  #",
         ("tests/auditing/test_audit.py",),

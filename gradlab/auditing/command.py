@@ -5,7 +5,7 @@ import importlib
 import os
 import sys
 
-from gradlab.auditing.examination import audit
+from gradlab.auditing.audit import audit
 from gradlab.auditing.report import Audit
 
 

@@ -11,13 +11,14 @@ import pytest
 from planted_loops import PAIRS, SAME, planted
 
 import gradlab
-from gradlab.auditing import examination, verdict
+from gradlab.auditing import audit as audit_module
+from gradlab.auditing import matching
 from gradlab.auditing.bugs import BUGS, CORRECT
+from gradlab.auditing.matching import TOLERANCE, first_difference
 from gradlab.auditing.models import SHAPES, loss_and_gradients
-from gradlab.auditing.probe_set import FEATURES, PROBES, ProbeTraining
+from gradlab.auditing.probes import FEATURES, PROBES, ProbeTraining
 from gradlab.auditing.problem import Problem, initial_weights
 from gradlab.auditing.rules import trajectory
-from gradlab.auditing.verdict import TOLERANCE, first_difference
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
 
@@ -39,7 +40,7 @@ def possible(audit):
 def behavior(train):
     """The weights in all probes."""
     with np.errstate(all="ignore"):
-        return [examination.weights_of(train, probe) for probe in PROBES]
+        return [audit_module.weights_of(train, probe) for probe in PROBES]
 
 
 def same(one, other):
@@ -54,7 +55,7 @@ def same(one, other):
         )
 
     starts = [
-        examination.as_vector(problem, problem.weights)
+        audit_module.as_vector(problem, problem.weights)
         for problem in (probe.make() for probe in PROBES)
     ]
     return all(
@@ -181,9 +182,9 @@ def remembered_trajectories(monkeypatch):
         yield from complete[key][1:]
 
     fixed = tuple(probe._replace(make=functools.cache(probe.make)) for probe in PROBES)
-    monkeypatch.setattr(examination, "PROBES", fixed)
-    monkeypatch.setattr(examination, "trajectory", remembered)
-    monkeypatch.setattr(verdict, "trajectory", remembered)
+    monkeypatch.setattr(audit_module, "PROBES", fixed)
+    monkeypatch.setattr(audit_module, "trajectory", remembered)
+    monkeypatch.setattr(matching, "trajectory", remembered)
 
 
 def test_a_pair_of_bugs_is_named(remembered_trajectories):
@@ -243,8 +244,8 @@ def test_hundred_random_trainings_of_right_loops_raise_no_alarm(dtype):
     generator = np.random.default_rng(0 if dtype is np.float32 else 1)
     for _ in range(100):
         problem = random_problem(generator)
-        seen = examination._Examination(planted(dtype=dtype), set(FEATURES))
-        seen.run(ProbeTraining("a random training", (), lambda: problem))  # noqa: B023
+        seen = audit_module._AuditRun(planted(dtype=dtype), set(FEATURES))
+        seen.look_at(ProbeTraining("a random training", (), lambda: problem))  # noqa: B023
         audit = seen.result()
         assert audit.clean, (problem, audit)
 
@@ -255,7 +256,7 @@ def test_random_trainings_tell_planted_bugs_from_right_loops():
     for number in range(50):
         problem = random_problem(generator)
         found = planted("sum_for_mean" if number % 2 else "mean_of_means")(problem)
-        vectors = [examination.as_vector(problem, weights) for weights in found]
+        vectors = [audit_module.as_vector(problem, weights) for weights in found]
         caught += first_difference(problem, vectors, None, False, CORRECT) is not None
     assert caught >= 25
 

@@ -4,8 +4,8 @@ micro-batches.
 In words (GradCache: Gao, Zhang, Han and Callan, arXiv 2101.06983)::
 
     first pass:   compute the predictions of all micro-batches, and keep nothing else
-    in between:   loss = loss of all predictions; slopes = gradient of the loss with respect to the predictions
-    second pass:  for each micro-batch: sum = sum + gradient of (predictions * its slopes), with the same random numbers
+    in between:   g = gradient of the loss of all predictions with respect to the predictions
+    second pass:  for each micro-batch: sum += gradient of (predictions * its part of g), with the same random numbers
 """
 
 from collections.abc import Callable, Sequence
@@ -282,11 +282,13 @@ def batch_loss_gradients(
     return BatchLossGradients(losses, all_slopes, own)
 
 
-def differentiable(whole: BatchLossInputs, slopes: list) -> tf.Tensor:
+def differentiable(whole: BatchLossInputs, prediction_gradients: list) -> tf.Tensor:
     """A scalar with the gradient of the whole batch's loss: the sum of the predictions times their
-    slopes."""
+    prediction_gradients."""
     pairs = [
-        pair for pair in zip(tf.nest.flatten(whole.predictions), slopes) if pair[1] is not None
+        pair
+        for pair in zip(tf.nest.flatten(whole.predictions), prediction_gradients)
+        if pair[1] is not None
     ]
     return tf.add_n(
         [tf.reduce_sum(tf.cast(tensor, slope.dtype) * slope) for tensor, slope in pairs]
@@ -313,9 +315,9 @@ def with_own(sums: list, own_gradients: Sequence, loss_weights: list) -> list:
     return sums
 
 
-def _unscaled(slopes: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
-    dtype = accumulation_dtype(slopes.dtype)
-    return tf.cast(slopes, dtype) / tf.cast(scale, dtype)
+def _unscaled(prediction_gradients: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+    dtype = accumulation_dtype(prediction_gradients.dtype)
+    return tf.cast(prediction_gradients, dtype) / tf.cast(scale, dtype)
 
 
 def _gathered(tensor: tf.Tensor) -> tf.Tensor:

@@ -38,7 +38,7 @@ class Plan:
             and moving averages of batch normalization: each micro-batch assigns them, where the
             large batch would once.
         labels: which targets are class numbers, as `label_rules` describes.
-        kinds: for each term of the loss, the kind of its divisor.
+        divisor_kinds: for each term of the loss, the kind of its divisor.
         loss_weights: for each term its factor in the total loss.
         numbers: the names of losses that give one number for a batch, as in `Objective`.
         unknown: the names of losses of which it is unknown whether they depend on other examples,
@@ -63,7 +63,7 @@ class Plan:
     state: CarriedState
     of_examples: list[str]
     labels: list
-    kinds: list[str]
+    divisor_kinds: list[str]
     loss_weights: list
     numbers: list[str]
     unknown: list[str]
@@ -87,7 +87,7 @@ class Plan:
         """
         means = [
             total if kind == "sum" else tf.math.divide_no_nan(total, divisor)
-            for (total, divisor), kind in zip(term_sums, self.kinds)
+            for (total, divisor), kind in zip(term_sums, self.divisor_kinds)
         ]
         return tf.add_n(
             [times(mean, factor) for mean, factor in zip(means, self.loss_weights)]
@@ -115,7 +115,7 @@ class Plan:
             return tf.ones_like(examples)
         return (
             examples
-            if self.kinds[0] == "examples"
+            if self.divisor_kinds[0] == "examples"
             else tf.cast(common_divisor(terms), examples.dtype)
         )
 
@@ -200,7 +200,7 @@ def make_plan(
         ),
         of_examples=_of_examples(model, traced),
         labels=label_rules(traced.y, terms),
-        kinds=kinds,
+        divisor_kinds=kinds,
         loss_weights=[term.loss_weight for term in terms],
         numbers=traced.numbers,
         unknown=traced.unknown,

@@ -228,7 +228,7 @@ class WindowProgram:
         beside: dict[str, Accumulator] = {
             "variables": AssignedVariables(plan.state),
             "statistics": BatchStatistics(plan.state.averages, dtype),
-            "losses": LossSums(len(plan.kinds), dtype),
+            "losses": LossSums(len(plan.divisor_kinds), dtype),
             "logs": Logs(plan.metrics),
         }
         forward = self._forward(window, beside, between.losses)
@@ -313,7 +313,7 @@ class WindowProgram:
         if plan.is_sum:
             return 1.0, True
         replicas = tf.distribute.get_replica_context().num_replicas_in_sync
-        if plan.kinds[0] == "examples" and replicas == 1 and not self._loop.skip_nonfinite:
+        if plan.divisor_kinds[0] == "examples" and replicas == 1 and not self._loop.skip_nonfinite:
             return examples, True
         return tf.cast(64 if isinstance(size, Cut) else size, self._loop.weight_dtype), False
 

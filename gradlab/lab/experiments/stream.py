@@ -29,7 +29,7 @@ from gradlab.lab.experiments.progress import Stop, Update
 from gradlab.lab.experiments.seed_jobs import check_experiment, jobs_of
 from gradlab.measure.memory import PeakMemory
 
-Made = list[tuple[int, Update]]  # an update of each seed in training
+SeedUpdates = list[tuple[int, Update]]  # an update of each seed in training
 Message = tuple[str, Any]  # its kind and its content
 
 MESSAGE_SECONDS = 0.03  # quick updates wait for each other so long
@@ -68,10 +68,10 @@ class Stream(Protocol):
     @property
     def peak_bytes(self) -> float: ...
 
-    def __iter__(self) -> Iterator[Made]: ...
+    def __iter__(self) -> Iterator[SeedUpdates]: ...
 
 
-class Here:
+class LocalStream:
     """Trains in this process."""
 
     sentence = ""
@@ -90,7 +90,7 @@ class Here:
     def peak_bytes(self) -> float:
         return self._memory.bytes()
 
-    def __iter__(self) -> Iterator[Made]:
+    def __iter__(self) -> Iterator[SeedUpdates]:
         from gradlab.lab.experiments.run import updates_of
 
         for job in [] if self._stop.is_set() else jobs_of(self._experiment):
@@ -100,7 +100,7 @@ class Here:
                     return
 
 
-class There:
+class ClusterStream:
     """Trains in a worker of a Dask cluster. If the worker is lost, Dask has another one begin again.
 
     That one computes the same updates, and those that have been seen are not repeated.
@@ -120,7 +120,7 @@ class There:
         self.sentence = "waiting for a worker"
         self.is_waiting = True
 
-    def __iter__(self) -> Iterator[Made]:
+    def __iter__(self) -> Iterator[SeedUpdates]:
         heard = queue.SimpleQueue[Message]()
         with self._stop.calling(lambda: heard.put(("stop", None))):
             try:
@@ -134,7 +134,7 @@ class There:
                 self._cluster.used = time.monotonic()
                 job.end()
 
-    def _updates(self, heard: "queue.SimpleQueue[Message]") -> Iterator[Made]:
+    def _updates(self, heard: "queue.SimpleQueue[Message]") -> Iterator[SeedUpdates]:
         seen = 0
         repeated = 0  # how many of the next updates have been seen
         while not self._stop.is_set():
@@ -160,7 +160,11 @@ class There:
 
 def stream(experiment: Experiment, stop: Stop, cluster: Cluster | None = None) -> Stream:
     """The updates of an experiment, from this process or from a worker of a cluster."""
-    return Here(experiment, stop) if cluster is None else There(experiment, stop, cluster)
+    return (
+        LocalStream(experiment, stop)
+        if cluster is None
+        else ClusterStream(experiment, stop, cluster)
+    )
 
 
 class _Job:
@@ -276,10 +280,10 @@ def _train(
     send: Callable[[str, Any], None], experiment: Experiment, stop: Stop, longest: float | None
 ) -> None:
     check_experiment(experiment)
-    source = Here(experiment, stop)
+    source = LocalStream(experiment, stop)
     send("begin", source.about)
     began = time.monotonic()
-    waiting: list[Made] = []
+    waiting: list[SeedUpdates] = []
     sent = -float("inf")
     for made in source:
         now = time.monotonic()

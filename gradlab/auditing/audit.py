@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from gradlab.auditing.bugs import BUGS, CORRECT, Hypothesis, after_nan
+from gradlab.auditing.matching import ROUNDING, Seen, distance, explain, first_difference, smallest
 from gradlab.auditing.models import SHAPES
-from gradlab.auditing.probe_set import BY_DEFAULT, FEATURES, PROBES, ProbeTraining
+from gradlab.auditing.probes import BY_DEFAULT, FEATURES, PROBES, ProbeTraining
 from gradlab.auditing.problem import Problem
 from gradlab.auditing.report import Audit, Difference, FoundBug
 from gradlab.auditing.rules import as_vector, gradients_of, trajectory
-from gradlab.auditing.verdict import ROUNDING, Seen, distance, explain, first_difference, smallest
 
 
 def audit(train: Callable[[Problem], list], supports: Collection[str] | None = None) -> Audit:
@@ -66,10 +66,10 @@ def audit(train: Callable[[Problem], list], supports: Collection[str] | None = N
         if supports is None
         else supports
     )
-    examination = _Examination(train, _features(BY_DEFAULT if chosen is None else chosen))
+    run = _AuditRun(train, _features(BY_DEFAULT if chosen is None else chosen))
     for probe in PROBES:
-        examination.run(probe)
-    return examination.result()
+        run.look_at(probe)
+    return run.result()
 
 
 def _features(supports: Collection[str]) -> set[str]:
@@ -80,7 +80,7 @@ def _features(supports: Collection[str]) -> set[str]:
     return set(supports)
 
 
-class _Examination:
+class _AuditRun:
     """What is known of a loop after some probes."""
 
     def __init__(self, train: Callable, features: set[str]):
@@ -96,7 +96,7 @@ class _Examination:
         self._unknown = ""  # the probe of full windows, if nothing explains it
         self._doubtful = False  # whether nothing explains a probe that needs no feature
 
-    def run(self, probe: ProbeTraining) -> None:
+    def look_at(self, probe: ProbeTraining) -> None:
         """Runs one probe."""
         missing = [name for name in probe.needs if name not in self._features]
         if self._unknown:

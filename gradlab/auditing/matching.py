@@ -1,4 +1,4 @@
-"""The verdict: which bugs give the weights that a loop gave."""
+"""Which bugs give the weights that a loop gave."""
 
 import functools
 from collections.abc import Callable, Iterable
