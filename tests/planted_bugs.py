@@ -430,7 +430,7 @@ BUGS = (
         (
             "        return (\n"
             "            examples\n"
-            '            if self.kinds[0] == "examples"\n'
+            '            if self.divisor_kinds[0] == "examples"\n'
             "            else tf.cast(common_divisor(terms), examples.dtype)\n"
             "        )"
         ),
@@ -546,10 +546,10 @@ BUGS = (
         "two_devices",
     ),
     Bug(
-        "slopes_stay_scaled",
+        "prediction_gradients_stay_scaled",
         "gradlab/fit/losses/whole_batch.py",
-        "return tf.cast(slopes, dtype) / tf.cast(scale, dtype)",
-        "return tf.cast(slopes, dtype)",
+        "return tf.cast(prediction_gradients, dtype) / tf.cast(scale, dtype)",
+        "return tf.cast(prediction_gradients, dtype)",
         ("tests/fit/losses/test_whole_batch.py",),
         "half_precision or scale",
     ),
@@ -949,10 +949,10 @@ BUGS = (
     ),
     Bug(
         "full_gradient_without_the_last_block",
-        "gradlab/lab/experiments/probe.py",
+        "gradlab/lab/experiments/gradient_probe.py",
         "rows = np.arange(start, min(start + block, examples))",
         "rows = np.arange(start, min(start + block, examples - block))",
-        ("tests/lab/experiments/test_probe.py",),
+        ("tests/lab/experiments/test_gradient_probe.py",),
     ),
     # ---- figures, the lab, exercises ----
     Bug(

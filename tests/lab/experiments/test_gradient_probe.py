@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from gradlab.lab.experiments import datasets, models
 from gradlab.lab.experiments.experiment import Experiment
-from gradlab.lab.experiments.probe import probe
+from gradlab.lab.experiments.gradient_probe import probe
 
 WAY = Experiment(model="dense", method="microbatched", microbatch_size=20, accumulation_steps=16)
 EXAMPLES = 2_700  # the full gradient is computed in blocks of 500, so the last one is ragged
