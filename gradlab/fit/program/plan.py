@@ -143,6 +143,7 @@ def make_plan(
     training: bool = True,
     skip_nonfinite: bool = False,
     jit: bool = False,
+    may_repeat: bool = False,
 ) -> Plan:
     """Makes the plan of a window.
 
@@ -155,6 +156,7 @@ def make_plan(
         training: whether to train the model or to evaluate it.
         skip_nonfinite: whether micro-batches may be left out.
         jit: whether XLA compiles each micro-batch's forward and backward pass.
+        may_repeat: whether the window may be computed again.
 
     Raises:
         ValueError: the model or its losses cannot be computed in micro-batches, or not with
@@ -162,7 +164,7 @@ def make_plan(
     """
     terms = traced.terms
     _check_overwritten(model, training)
-    _check_direct(traced.direct, microbatch_size)
+    _check_direct(traced.direct, may_repeat)
     if jit:
         _check_loops(traced.graph)
     if is_padded(microbatch_size):
@@ -247,12 +249,11 @@ def _count(divisors: Callable, batch: tuple, microbatch_size: Any, terms: int) -
     )[1]
 
 
-def _check_direct(direct: list[Direct], microbatch_size: Any) -> None:
+def _check_direct(direct: list[Direct], may_repeat: bool) -> None:
     """Raises ValueError for variables that are assigned at once where they cannot get their value
     back."""
     replicas = tf.distribute.get_replica_context().num_replicas_in_sync
-    is_automatic = isinstance(microbatch_size, tf.Variable)
-    if direct and (replicas > 1 or is_automatic):
+    if direct and (replicas > 1 or may_repeat):
         where = f"on {replicas} replicas" if replicas > 1 else 'with microbatch_size="auto"'
         raise ValueError(
             "Layers and losses must assign their variables with Keras, as those of add_weight, "

@@ -119,6 +119,7 @@ class WindowProgram:
         self._model = model
         self._objective = objective
         self.microbatch_size = microbatch_size
+        self._is_automatic = isinstance(microbatch_size, tf.Variable)
         self._loop = loop
         self._training = training
         self._jit = jit
@@ -215,6 +216,7 @@ class WindowProgram:
             training=self._training,
             skip_nonfinite=self._loop.skip_nonfinite,
             jit=self._jit and self._training,
+            may_repeat=self._is_automatic,
         )
         kept = [one.value() for one in plan.direct]
         batch, remember = self._compared(plan, batch, size, kept)
