@@ -10,8 +10,7 @@ from gradlab.lab.experiments.cluster import DASK
 
 # `gradlab.lab.classroom.lab` sets a process that trains by itself up alike
 SETUP = {"towers": 2, "seed": 0}
-# of a run whose worker was lost
-ONE_MORE_TRY = {"distributed.scheduler.allowed-failures": 1}
+FAILURES = 1  # lost workers after which a run begins again
 TLS = "DASK_DISTRIBUTED__COMM__TLS__"  # how Dask's settings begin as environment variables
 
 
@@ -28,19 +27,18 @@ def workers_on_this_machine(number: int) -> Iterator[None]:
     Who reaches a scheduler can run code. So it listens on this machine only, and to those only who
     have the key: the processes that inherit this one's environment.
     """
-    import dask
     from distributed import LocalCluster, Security
 
     security = Security.temporary()
-    with dask.config.set(ONE_MORE_TRY):
-        cluster = LocalCluster(
-            n_workers=number,
-            threads_per_worker=1,
-            security=security,
-            dashboard_address="127.0.0.1:0",
-            preload=__name__,
-            memory_limit=0,
-        )
+    cluster = LocalCluster(
+        n_workers=number,
+        threads_per_worker=1,
+        security=security,
+        dashboard_address="127.0.0.1:0",
+        preload=__name__,
+        memory_limit=0,
+        scheduler_kwargs={"allowed_failures": FAILURES},
+    )
     settings = {
         DASK: cluster.scheduler_address,
         f"{TLS}CA_FILE": security.tls_ca_file,
