@@ -42,11 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: the arguments of the command line. None: those of this process.
     """
     asked = _parser().parse_args(arguments)
-    if importlib.util.find_spec("voila") is None:
-        sys.exit(
-            'gradlab: a classroom needs the extra "app": pip install "gradlab[lab,app]". '
-            "Received: no voila"
-        )
+    for needed in ("voila", "distributed", "cryptography"):
+        if importlib.util.find_spec(needed) is None:
+            sys.exit(
+                'gradlab: a classroom needs the extra "app": pip install "gradlab[app]". '
+                f"Received: no {needed}"
+            )
     try:
         _checks.positive_integer("trainers", asked.trainers)
         check_port(asked.port)
@@ -66,11 +67,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 @contextlib.contextmanager
 def _cluster(asked: argparse.Namespace) -> Iterator[None]:
     """The cluster that labs find in the environment."""
-    if importlib.util.find_spec("distributed") is None:
-        raise ValueError(
-            'a classroom needs the extra "app": pip install "gradlab[app]". Received: no '
-            "distributed"
-        )
     if asked.dask:
         Cluster(asked.dask).client().close()  # a wrong address is an error before anything starts
         os.environ[DASK] = asked.dask
