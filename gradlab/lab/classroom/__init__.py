@@ -36,7 +36,7 @@ def lab(**preset: Any) -> Any:
 
     def release_when_idle() -> None:
         """Ends this process, which only this visitor uses."""
-        while time.monotonic() - cluster.used < limits.idle:
+        while cluster.idle_seconds < limits.idle:
             time.sleep(min(LOOK_SECONDS, limits.idle))
         made.say(
             f"released after {limits.idle / 60:g} minutes without a run: reload the page to go on"

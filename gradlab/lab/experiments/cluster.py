@@ -3,9 +3,9 @@ TensorFlow."""
 
 import contextlib
 import functools
-import math
 import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +26,6 @@ class Cluster:
     Attributes:
         check: called with an experiment before its run is sent. Returns the most seconds for which
             it may train, or None; raises ValueError if it may not.
-        used: when a run was last sent, or ended, as `time.monotonic` gives it; infinity before.
     """
 
     def __init__(self, address: str, client: Any = None):
@@ -35,7 +34,27 @@ class Cluster:
         self._is_own = client is None
         self._lock = threading.Lock()
         self.check: Callable[[Experiment], float | None] = lambda experiment: None
-        self.used = math.inf
+        self._active = 0
+        self._ended: float | None = None
+
+    def begin(self) -> None:
+        """Counts a run that was sent."""
+        with self._lock:
+            self._active += 1
+
+    def end(self) -> None:
+        """Counts a run that is over for the workers, whether or not its lab has shown it."""
+        with self._lock:
+            self._active -= 1
+            self._ended = time.monotonic()
+
+    @property
+    def idle_seconds(self) -> float:
+        """The seconds since the last run was over; 0 while there is one, or before the first."""
+        with self._lock:
+            if self._active or self._ended is None:
+                return 0.0
+            return time.monotonic() - self._ended
 
     def client(self) -> Any:
         """A Dask client that is connected.

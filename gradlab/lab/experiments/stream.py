@@ -131,7 +131,6 @@ class ClusterStream:
                 yield from self._updates(heard)
             finally:
                 self.is_waiting = False
-                self._cluster.used = time.monotonic()
                 job.end()
 
     def _updates(self, heard: "queue.SimpleQueue[Message]") -> Iterator[SeedUpdates]:
@@ -188,14 +187,15 @@ class _Job:
 
         longest = cluster.check(experiment)
         client = cluster.client()
-        cluster.used = time.monotonic()
         name = f"gradlab-{uuid.uuid4().hex}"
         self._no_scheduler = (OSError, RuntimeError, ClosedClientError)
         self._heard = heard
+        self._cluster = cluster
         self._messages = Queue(name, client)
         work = name, experiment.to_json(), runtime.arguments(), longest
         # Dask would take runs that are sent within 100 ms in any order
         self._future = client.submit(train_and_send, *work, key=name, fifo_timeout="0 ms")
+        cluster.begin()
         self._future.add_done_callback(self._is_over)
         self._hearing = _start(self._hear)
 
@@ -216,6 +216,7 @@ class _Job:
             self._messages.put(pickle.dumps(None))
 
     def _is_over(self, future: Any) -> None:
+        self._cluster.end()
         if future.status == "error":
             self._heard.put(("failed", (_why(future.exception()), "")))
         elif future.status != "finished":
