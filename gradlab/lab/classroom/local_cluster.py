@@ -15,7 +15,7 @@ TLS = "DASK_DISTRIBUTED__COMM__TLS__"  # how Dask's settings begin as environmen
 
 
 def dask_setup(worker_of_dask: Any) -> None:
-    """Prepares a worker before its first run, which need not wait for TensorFlow then."""
+    """Prepares a worker before its first run, which then does not wait for TensorFlow."""
     worker.prepare(SETUP)
 
 
