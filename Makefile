@@ -4,7 +4,7 @@ PORT    ?= 8888
 BROWSER ?= yes
 HOST    ?= 127.0.0.1
 THEME   ?= light
-WORKERS ?= 2
+WORKERS ?= 3
 
 # A port that was asked for is the port or an error; the usual one moves on when it is taken.
 PORT_FLAGS := $(if $(filter file,$(origin PORT)),,--ServerApp.port_retries=0)
@@ -17,7 +17,7 @@ help:
 	@echo "make app         serve the lab alone, for a classroom: make app HOST=0.0.0.0 lets others in"
 	@echo "make test        run the tests, the notebooks and the browser tests; with more cores: make test WORKERS=8"
 	@echo "make test-changed  run the tests of the modules that you have changed since the last commit"
-	@echo "make test-slow   run the tests that are slow by nature: lost workers, kills, a hundred runs, memory"
+	@echo "make test-slow   run the tests that take long: lost workers, kills, memory, Keras' own tests, notebooks that train"
 	@echo "make test-helper run the tests of the helper alone, without the lab, the notebooks and the browser"
 	@echo "make test-lowest run the helper's tests on the lowest TensorFlow and Keras that gradlab supports"
 	@echo "make test-versions  run only those that other versions would break first"
@@ -52,9 +52,8 @@ test: .venv/ready
 test-changed: .venv/ready
 	.venv/bin/python tests/support/changed.py
 
-# They mostly wait for other processes, so one worker more than usual.
 test-slow: .venv/ready
-	.venv/bin/python $(PYTEST) --numprocesses $$(($(WORKERS) + 1)) -m slow tests
+	.venv/bin/python $(PYTEST) -m slow $(NBVAL) tests notebooks/*.ipynb notebooks/app
 
 # Only the helper has this range of versions; the lab runs on the versions of requirements.txt. Other tests of the helper
 # need the lab, mypy or several processes.

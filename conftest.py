@@ -25,6 +25,8 @@ settings.load_profile("gradlab")
 
 BROWSER = "tests/browser/"
 PAGES_OF_THEIR_OWN = (f"{BROWSER}test_course.py", f"{BROWSER}test_classroom.py")
+# Their cells train for long. `make test-slow` runs them.
+LONG_NOTEBOOKS = ("05", "08", "09", "10", "11", "12")
 SERVERS = ("tests/lab/classroom/test_attacks.py",)  # whose tests share a server
 
 
@@ -70,6 +72,7 @@ def pytest_unconfigure(config):
     config.stash[CACHE].cleanup()
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks
 def pytest_collection_modifyitems(items):
     # The largest units of work come first: one that came last would end long after all others.
     items.sort(key=lambda item: not _waits(item.nodeid.split("::")[0]))
@@ -80,6 +83,8 @@ def pytest_collection_modifyitems(items):
             # The pictures of diagrams are drawn from the Mermaid source, which nbval compares
             # (tests/notebooks).
             item.parent.skip_compare = {*item.parent.skip_compare, "image/svg+xml"}
+            if item.path.name.startswith(LONG_NOTEBOOKS):
+                item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish():

@@ -54,6 +54,7 @@ def weights(out):
         return list(saved.values())
 
 
+@pytest.mark.slow
 def test_two_workers_with_uneven_shards_and_one_all_reduce_per_window(tmp_path):
     output = run("step", tmp_path / "two", 2)
     run("step", tmp_path / "one", 1)
@@ -70,6 +71,7 @@ def test_two_workers_with_uneven_shards_and_one_all_reduce_per_window(tmp_path):
     assert set(re.findall("collectives: .*", output)) == {"collectives: [['CollectiveReduceV2']]"}
 
 
+@pytest.mark.slow
 def test_workers_agree_on_the_size_that_memory_allows_on_each_and_see_the_whole_batch(tmp_path):
     output = run("auto", tmp_path / "two", 2)
     run("auto", tmp_path / "one", 1)
@@ -108,6 +110,7 @@ def test_a_job_whose_worker_was_killed_resumes_and_ends_with_the_same_bits(tmp_p
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_worker_stops_all_after_the_same_update(tmp_path):
     (tmp_path / "stop").touch()
     output = run("fit", tmp_path, 2, expected=128 + signal.SIGTERM)

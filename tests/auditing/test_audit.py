@@ -187,6 +187,7 @@ def remembered_trajectories(monkeypatch):
     monkeypatch.setattr(matching, "trajectory", remembered)
 
 
+@pytest.mark.slow
 def test_a_pair_of_bugs_is_named(remembered_trajectories):
     """Both names, or the one bug that hides the other completely, or several candidates of which
     they are one."""

@@ -76,6 +76,7 @@ def test_workers_are_measured():
     assert min(growth.workers(2)) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["autoencoder", "captcha", "structured_data"])
 def test_the_first_update_is_timed_with_what_a_program_says_of_its_losses(name):
     program = first_update._load(first_update.EXAMPLES / f"{name}.py")

@@ -10,6 +10,7 @@ from benchmarks.six_programs import PROGRAMS
 SIDES = {"VGG-16 triplets": 32, "text transformer": 24}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_the_program_learns_what_plain_keras_learns(name):
     build, data = PROGRAMS[name]

@@ -33,6 +33,19 @@ from lab_page import (
 from paths import ROOT
 
 
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Adds to the report of a failure what its pages show: a log is all that CI leaves."""
+    report = (yield).get_result()
+    chromium = getattr(item, "funcargs", {}).get("browser")
+    if report.when != "call" or not report.failed or chromium is None:
+        return
+    for context in chromium.contexts:
+        for page in context.pages:
+            shown = page.evaluate("() => document.body.innerText")
+            report.sections.append((f"page {page.url}", shown[-3000:]))
+
+
 @pytest.fixture(scope="session")
 def browser():
     sync_api = pytest.importorskip(

@@ -211,6 +211,7 @@ def test_axes_have_few_round_ticks_and_keys_step_from_value_to_value(compute):
     assert places == [1, 3, 30, 1, 1, 30]
 
 
+@pytest.mark.slow
 def test_values_are_read_with_pointer_and_keys_and_are_those_of_the_result(page, small):
     small.press("run")
     small.wait_for("finished")

@@ -39,6 +39,7 @@ SAVED = ("04_variable_accumulation", "07_pitfalls")
 VIEWPORT = {"width": 1000, "height": 2400}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("notebook", RUN)
 def test_a_notebook_of_the_course_runs_and_shows_its_diagrams_and_figures(
     browser, whole_notebooks, notebooks, notebook
@@ -64,6 +65,7 @@ def test_a_notebook_of_the_course_runs_and_shows_its_diagrams_and_figures(
     end_kernel(whole_notebooks, f"{notebook}.ipynb")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("notebook", SAVED)
 def test_a_saved_notebook_of_the_course_shows_its_diagrams_and_figures(
     browser, whole_notebooks, notebook
@@ -72,6 +74,7 @@ def test_a_saved_notebook_of_the_course_shows_its_diagrams_and_figures(
     end_kernel(whole_notebooks, f"{notebook}.ipynb")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("notebook", ["09_memory", "12_scale_out"])
 def test_a_notebook_that_is_not_trusted_shows_its_drawings(browser, whole_notebooks, notebook):
     """As in a new checkout: JupyterLab takes scripts and SVG out of its HTML."""
@@ -239,6 +242,7 @@ def check_that_everything_is_shown(page, notebook: str, theme: str) -> None:
     assert faults.count() == 0
 
 
+@pytest.mark.slow
 def test_the_lab_alone_through_voila(browser, tmp_path):
     """make app: the lab without code, reachable from this machine only."""
     port = free_port()

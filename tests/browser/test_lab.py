@@ -475,6 +475,7 @@ def test_run_all_the_lab_trains_and_answers_while_other_cells_run(
     end_kernel(whole_notebooks, "run_all.ipynb")
 
 
+@pytest.mark.slow
 def test_labs_in_one_notebook_a_run_that_diverges_a_free_kernel_and_a_restart(
     browser, whole_notebooks
 ):

@@ -148,6 +148,7 @@ def test_the_views_look_as_they_did(browser, theme):
         assert share < 0.006, number
 
 
+@pytest.mark.slow
 def test_the_lab_works_in_notebook_7(browser, whole_notebooks):
     page = new_page(browser, viewport={"width": 1280, "height": 900})
     page.goto(f"{whole_notebooks}/notebooks/labs.ipynb?token={TOKEN}")

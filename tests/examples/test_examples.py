@@ -14,6 +14,7 @@ PROGRAMS = (
 )  # fmt: skip
 # Sizes that do not divide the batches, where 3 does.
 SIZES = {"captcha": 4, "miniature_gpt": 4, "structured_data": 2}
+QUICK = ("convnet", "structured_data", "text_transformer")
 
 
 def program(name, monkeypatch):
@@ -35,7 +36,14 @@ def saved(module, folder):
     return run
 
 
-@pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "u_net"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+        for name in PROGRAMS
+        if name != "u_net"
+    ],
+)
 def test_one_line_changes_nothing(name, tmp_path, monkeypatch):
     module = program(name, monkeypatch)
     run, added = saved(module, tmp_path), getattr(module, "BATCH_LOSSES", None)

@@ -216,6 +216,7 @@ def test_open_course_copies_says_so_and_runs_jupyterlab(
     assert capsys.readouterr().out.endswith(said)
 
 
+@pytest.mark.slow
 def test_labs_of_the_course_train_on_a_cluster(
     copy, edition, pretended_jupyterlab, tmp_path, monkeypatch
 ):

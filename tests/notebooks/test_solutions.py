@@ -24,11 +24,13 @@ def test_the_cells_of_a_solution_show_what_is_committed(path, request, capfd):
     assert capfd.readouterr() == ("", "")  # nor did TensorFlow's C++ code write anything
 
 
-def test_make_test_runs_every_notebook():
-    """Those that the recipe names are run by nbval, the solutions here."""
+@pytest.mark.parametrize("target", ["test", "test-slow"])
+def test_both_recipes_name_every_notebook(target):
+    """Those that the recipe names are run by nbval, the long ones by the second recipe; the
+    solutions here."""
     own = ("MAKE", "MFLAGS")  # what a make around this test passes on
     outside = {name: value for name, value in os.environ.items() if not name.startswith(own)}
-    command = ["make", "--dry-run", "--old-file=.venv/ready", "test"]
+    command = ["make", "--dry-run", "--old-file=.venv/ready", target]
     said = subprocess.run(command, cwd=ROOT, env=outside, capture_output=True, text=True)
     assert said.returncode == 0, said.stderr
     run = set(SOLUTIONS)

@@ -108,6 +108,7 @@ def test_every_name_in_the_api_reference_exists():
         assert resolve(name) is not None
 
 
+@pytest.mark.slow
 def test_python_of_every_page_runs_as_pasted(tmp_path):
     """README and all pages in one process, each with names of its own."""
     pages = [ROOT / "README.md", *PAGES]

@@ -840,6 +840,7 @@ for examples in map(int, sys.argv[1:]):
 """
 
 
+@pytest.mark.slow
 def test_memory_holds_one_micro_batch_and_the_predictions():
     """Sixteen times the examples: the activations of all of them would take 384 MiB."""
     output = subprocess.check_output([sys.executable, "-c", MEMORY, "32", "512"], text=True)

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from events import wait_until
+from plain_and_microbatched import eagerly
 
 import gradlab
 from gradlab import runtime
@@ -56,9 +57,18 @@ def checkpoints_in(folder):
     return sorted(path.name for path in folder.iterdir() if path.suffix == ".npz")
 
 
+@pytest.fixture
+def untraced():
+    """For what a run refuses before its first update, the function that makes updates need not be
+    traced."""
+    with eagerly():
+        yield
+
+
 # ---- the directory ----
 
 
+@pytest.mark.usefixtures("untraced")
 @pytest.mark.parametrize("name", ["run*", "run[12]", "checkpoint-*"])
 def test_the_name_of_a_directory_is_not_a_pattern(name, tmp_path):
     for neighbor in ("run1", "run2", "checkpoint-1"):
@@ -75,6 +85,7 @@ def test_a_directory_is_a_path(directory):
         fit(trainer(), 2, directory)
 
 
+@pytest.mark.usefixtures("untraced")
 @pytest.mark.parametrize("kind", ["a file", "below a file", "no files can be made"])
 def test_a_directory_in_which_nothing_can_be_written_is_refused_before_the_first_update(
     kind, tmp_path
@@ -313,6 +324,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.usefixtures("untraced")
 @pytest.mark.parametrize("name", CHANGES)
 def test_another_setting_is_refused_unless_changes_are_allowed(name, tmp_path):
     before, now, said = CHANGES[name]
@@ -325,6 +337,7 @@ def test_another_setting_is_refused_unless_changes_are_allowed(name, tmp_path):
     assert [step.update for step in fit(now(), 4, tmp_path)] == [4]
 
 
+@pytest.mark.usefixtures("untraced")
 def test_another_size_of_the_dataset_or_another_seed_is_refused(tmp_path, monkeypatch):
     fit(trainer(), 2, tmp_path)
     with pytest.raises(ValueError, match="with batches of the dataset 4 instead of 3$"):
@@ -373,6 +386,7 @@ class AnotherDense(keras.layers.Dense):
     pass
 
 
+@pytest.mark.usefixtures("untraced")
 @pytest.mark.parametrize(
     ("before", "now", "said"),
     [
@@ -436,6 +450,7 @@ SAME = {
 }
 
 
+@pytest.mark.usefixtures("untraced")
 @pytest.mark.parametrize("name", SAME)
 def test_what_does_not_change_the_run_is_not_refused(name, tmp_path):
     fit(SAME[name](0), 2, tmp_path)
@@ -514,6 +529,7 @@ def assert_resumes_with_the_same_bits(folder, updates, tmp_path):
     assert_same_bits(whole, resumed)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_saves_a_last_checkpoint_and_ends_the_process(number, waiting, tmp_path):
@@ -525,6 +541,7 @@ def test_a_signal_saves_a_last_checkpoint_and_ends_the_process(number, waiting, 
     assert_resumes_with_the_same_bits(folder, [6, 7, 8, 9], tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
 def test_a_kill_during_a_write_leaves_the_checkpoint_before_it(waiting, tmp_path):
     job, pid = waiting(6, "write")

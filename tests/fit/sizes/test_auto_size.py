@@ -717,6 +717,7 @@ print(model.microbatch_size, (peak.bytes() - before) / MEBIBYTE)
 MEMORY = 300  # MiB
 
 
+@pytest.mark.slow
 def test_a_training_stays_within_its_memory():
     """A process of its own: what it adds besides its data, a batch and the next one, is what it was
     given, or less."""
@@ -765,6 +766,7 @@ print([float(np.abs(w).sum()) for w in model.get_weights()])
 """
 
 
+@pytest.mark.slow
 def test_a_limit_of_the_operating_system_is_survived():
     """Each tensor of 64 examples takes 512 MiB, and the process may take 850 MiB more than it
     has."""

@@ -191,6 +191,7 @@ print(plan(made(), "mse", "adam", (x, y)).total(b), taken)
 # With oneDNN's kernels, the error of benchmarks/RESULTS.md. Without them, as TensorFlow computes by
 # itself on some processors, the heap leaves gaps, more in one process than in the next: chance can
 # only add to what is needed, so a process that took more than planned is followed by another one.
+@pytest.mark.slow
 @pytest.mark.parametrize("onednn, processes, factor", [("1", 1, 1.15), ("0", 3, 2.0)])
 @pytest.mark.parametrize("b", ["8", "32"])
 def test_a_measured_process_is_as_planned(b, onednn, processes, factor):
