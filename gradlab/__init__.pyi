@@ -16,9 +16,9 @@ from .fit.records import UpdateRecord as UpdateRecord
 from .fit.trainer import Trainer as Trainer
 from .fit.value_and_gradients import value_and_gradients as value_and_gradients
 from .lab.experiments.experiment import Experiment as Experiment
+from .lab.experiments.jobs.run import run as run
+from .lab.experiments.jobs.sweep import sweep as sweep
 from .lab.experiments.result import Result as Result
-from .lab.experiments.run import run as run
-from .lab.experiments.sweep import sweep as sweep
 from .lab.widget.accumulation_lab import AccumulationLab as AccumulationLab
 from .measure import noise as noise
 from .measure.noise_scale import NoiseScale as NoiseScale

@@ -167,7 +167,7 @@ def _add_training_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     for name, (kind, placeholder, words) in OPTIONS.items():
         run.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=placeholder, help=words)
     sweep = add("sweep", "train the experiments of a TOML file")
-    example = "help(gradlab.lab.experiments.sweep_file) shows an example"
+    example = "help(gradlab.lab.experiments.jobs.sweep_file) shows an example"
     sweep.add_argument(
         "file",
         metavar="FILE",

@@ -919,7 +919,7 @@ BUGS = (
     ),
     Bug(
         "cache_of_another_version",
-        "gradlab/lab/experiments/cache.py",
+        "gradlab/lab/experiments/jobs/cache.py",
         (
             "        key = [\n"
             "            FORMAT,\n"
@@ -931,21 +931,21 @@ BUGS = (
             "        ]"
         ),
         '        key = [FORMAT, TRAINING, version("tensorflow"), environment.device(), job.to_json()]',
-        ("tests/lab/experiments/test_sweep.py",),
+        ("tests/lab/experiments/jobs/test_sweep.py",),
     ),
     Bug(
         "sweep_forgets_what_is_finished",
-        "gradlab/lab/experiments/sweep.py",
+        "gradlab/lab/experiments/jobs/sweep.py",
         "                kept.write(outcome)\n",
         "",
-        ("tests/lab/experiments/test_sweep.py",),
+        ("tests/lab/experiments/jobs/test_sweep.py",),
     ),
     Bug(
         "sweep_in_the_order_of_finishing",
-        "gradlab/lab/experiments/sweep.py",
+        "gradlab/lab/experiments/jobs/sweep.py",
         "done = {job: result for job, result in results.items() if result is not None}",
         "done = dict(zip(results, reversed([r for r in results.values() if r is not None])))",
-        ("tests/lab/experiments/test_sweep.py",),
+        ("tests/lab/experiments/jobs/test_sweep.py",),
     ),
     Bug(
         "full_gradient_without_the_last_block",
@@ -1096,10 +1096,10 @@ BUGS = (
     ),
     Bug(
         "sweep_file_overrides_the_other_way_round",
-        "gradlab/lab/experiments/sweep_file.py",
+        "gradlab/lab/experiments/jobs/sweep_file.py",
         "Experiment.from_fields(shared | run | combination)",
         "Experiment.from_fields(combination | run | shared)",
-        ("tests/lab/experiments/test_sweep_file.py",),
+        ("tests/lab/experiments/jobs/test_sweep_file.py",),
     ),
     Bug(
         "page_misses_new_rows",

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import gradlab
 from gradlab import _checks
-from gradlab.lab.experiments.cluster import DASK, Cluster
+from gradlab.lab.experiments.jobs.cluster import DASK, Cluster
 
 FIRST_NOTEBOOK = "00_start_here.ipynb"
 PATTERNS = ("*.ipynb", "solutions/*.ipynb", "app/*.ipynb")

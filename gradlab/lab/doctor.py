@@ -125,7 +125,7 @@ def _devices() -> str:
 def _training() -> str:
     from gradlab.lab.experiments import methods
     from gradlab.lab.experiments.experiment import Experiment
-    from gradlab.lab.experiments.run import run
+    from gradlab.lab.experiments.jobs.run import run
 
     results = [
         run(Experiment(model="dense", method=name, updates=2, seeds=1)) for name in methods.METHODS
@@ -140,7 +140,7 @@ def _training() -> str:
 
 
 def _cache() -> str:
-    from gradlab.lab.experiments.cache import Cache
+    from gradlab.lab.experiments.jobs.cache import Cache
 
     try:
         folder = Cache().folder

@@ -21,10 +21,11 @@ from paths import ROOT
 import gradlab
 from gradlab import runtime
 from gradlab.__main__ import EXTRAS, OPTIONS, main
-from gradlab.lab.experiments import datasets, methods, models, optimizers, sweep_file
+from gradlab.lab.experiments import datasets, methods, models, optimizers
 from gradlab.lab.experiments.experiment import Experiment
+from gradlab.lab.experiments.jobs import sweep_file
+from gradlab.lab.experiments.jobs.run import run
 from gradlab.lab.experiments.result import Result
-from gradlab.lab.experiments.run import run
 
 QUICK = [
     "--model",
@@ -488,7 +489,7 @@ def test_bad_input_gets_one_sentence(arguments, sentence, call, saved, tmp_path)
 def test_a_path_that_cannot_be_written_to_is_said_before_the_training(
     arguments, sentence, call, tmp_path, monkeypatch
 ):
-    from gradlab.lab.experiments import sweep
+    from gradlab.lab.experiments.jobs import sweep
 
     monkeypatch.setattr(sweep, "sweep", lambda *_, **__: pytest.fail("the training began"))
     (tmp_path / "folder").mkdir()
@@ -512,7 +513,7 @@ def test_interrupted(call, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    from gradlab.lab.experiments import sweep
+    from gradlab.lab.experiments.jobs import sweep
 
     monkeypatch.setattr(sweep, "sweep", interrupted)
     monkeypatch.setattr(gradlab.cluster, "launch", interrupted)

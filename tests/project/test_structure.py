@@ -81,7 +81,11 @@ def report(faults: list[str]) -> None:
 
 
 def test_the_package_was_read():
-    assert {"gradlab.__init__", "gradlab.window", "gradlab.lab.experiments.run"} <= SOURCES.keys()
+    assert {
+        "gradlab.__init__",
+        "gradlab.window",
+        "gradlab.lab.experiments.jobs.run",
+    } <= SOURCES.keys()
     graph = structure.import_graph(SOURCES, STUB)
     assert (
         "gradlab.averaging" in graph["gradlab.window"]

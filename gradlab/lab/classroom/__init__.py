@@ -22,7 +22,7 @@ def lab(**preset: Any) -> Any:
     """An `AccumulationLab` whose runs the classroom's workers make; outside of a classroom, one
     that trains here."""
     import gradlab
-    from gradlab.lab.experiments.cluster import DASK, cluster_at
+    from gradlab.lab.experiments.jobs.cluster import DASK, cluster_at
 
     written = os.environ.get(LIMITS)
     if written is None:

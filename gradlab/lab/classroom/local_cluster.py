@@ -5,8 +5,8 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from gradlab.lab.experiments import worker
-from gradlab.lab.experiments.cluster import DASK
+from gradlab.lab.experiments.jobs import worker
+from gradlab.lab.experiments.jobs.cluster import DASK
 
 # `gradlab.lab.classroom.lab` sets a process that trains by itself up alike
 SETUP = {"towers": 2, "seed": 0}

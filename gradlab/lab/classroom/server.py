@@ -25,7 +25,7 @@ from gradlab.lab.classroom import LIMITS
 from gradlab.lab.classroom.limits import Limits
 from gradlab.lab.classroom.local_cluster import workers_on_this_machine
 from gradlab.lab.course import check_port, course_folder
-from gradlab.lab.experiments.cluster import DASK, Cluster
+from gradlab.lab.experiments.jobs.cluster import DASK, Cluster
 
 READY_KERNELS = 3
 PATIENCE = 120  # seconds for a kernel to start, and to send what a cell shows

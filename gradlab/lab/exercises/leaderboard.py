@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from gradlab.lab.experiments import result_file
-from gradlab.lab.experiments.cache import Cache
 from gradlab.lab.experiments.experiment import Experiment
+from gradlab.lab.experiments.jobs.cache import Cache
+from gradlab.lab.experiments.jobs.run import run
 from gradlab.lab.experiments.progress import Stop
-from gradlab.lab.experiments.run import run
 
 SECONDS = 5.0  # the budget of a training
 KEPT = 10  # rows in the file

@@ -22,8 +22,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from gradlab import _checks, runtime
-from gradlab.lab.experiments.cluster import cluster_of
 from gradlab.lab.experiments.experiment import Experiment
+from gradlab.lab.experiments.jobs.cluster import cluster_of
 from gradlab.lab.experiments.result import Result
 from gradlab.lab.figures import plots
 from gradlab.lab.figures.style import to_small_png

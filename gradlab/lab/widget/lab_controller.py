@@ -14,8 +14,8 @@ from dataclasses import replace
 import numpy as np
 from matplotlib.figure import Figure
 
-from gradlab.lab.experiments.cluster import Cluster
 from gradlab.lab.experiments.experiment import Experiment
+from gradlab.lab.experiments.jobs.cluster import Cluster
 from gradlab.lab.experiments.result import Result
 from gradlab.lab.figures.curves import Point
 from gradlab.lab.figures.lab_figure import Shown, lab_views

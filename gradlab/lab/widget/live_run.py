@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gradlab.lab.experiments.cluster import Cluster
 from gradlab.lab.experiments.experiment import Experiment
+from gradlab.lab.experiments.jobs.cluster import Cluster
+from gradlab.lab.experiments.jobs.seed_jobs import ending
+from gradlab.lab.experiments.jobs.stream import Failed, Stream, stream
 from gradlab.lab.experiments.progress import Stop, Update
 from gradlab.lab.experiments.result import Result
-from gradlab.lab.experiments.seed_jobs import ending
-from gradlab.lab.experiments.stream import Failed, Stream, stream
 
 SLOW_SECONDS = 0.7  # pause after each sentence of slow motion
 

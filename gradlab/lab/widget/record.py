@@ -8,8 +8,8 @@ import numpy as np
 
 import gradlab
 from gradlab.lab.experiments.experiment import Experiment
+from gradlab.lab.experiments.jobs.run import run
 from gradlab.lab.experiments.result import Result
-from gradlab.lab.experiments.run import run
 from gradlab.lab.figures import toy
 from gradlab.lab.figures.curves import Point
 from gradlab.lab.figures.lab_figure import Shown, lab_views

@@ -11,7 +11,7 @@ from lab_widgets import run_to_the_end
 
 import gradlab
 from gradlab.lab.classroom.limits import Limits
-from gradlab.lab.experiments.run import run
+from gradlab.lab.experiments.jobs.run import run
 
 VALUES = [
     *(

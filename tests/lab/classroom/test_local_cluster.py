@@ -14,8 +14,8 @@ from events import LIMIT, wait_until
 
 from gradlab import AccumulationLab
 from gradlab.lab.classroom import local_cluster
-from gradlab.lab.experiments.cluster import DASK
-from gradlab.lab.experiments.run import run
+from gradlab.lab.experiments.jobs.cluster import DASK
+from gradlab.lab.experiments.jobs.run import run
 
 pytestmark = pytest.mark.slow
 

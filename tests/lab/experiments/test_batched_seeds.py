@@ -10,9 +10,9 @@ import tensorflow as tf
 from gradlab import averaging, window
 from gradlab.lab.experiments import batched_seeds, datasets, models, training
 from gradlab.lab.experiments.experiment import Experiment
+from gradlab.lab.experiments.jobs.run import run
+from gradlab.lab.experiments.jobs.seed_jobs import can_run_together
 from gradlab.lab.experiments.progress import Stop
-from gradlab.lab.experiments.run import run
-from gradlab.lab.experiments.seed_jobs import can_run_together
 from gradlab.lab.experiments.training import train
 
 WAY = Experiment(

@@ -13,9 +13,9 @@ import pytest
 
 from gradlab.lab.experiments import result_file
 from gradlab.lab.experiments.experiment import Experiment
+from gradlab.lab.experiments.jobs.run import run
 from gradlab.lab.experiments.models import Model
 from gradlab.lab.experiments.result import AXES, Result
-from gradlab.lab.experiments.run import run
 from gradlab.lab.experiments.training import train
 
 WAY = Experiment(

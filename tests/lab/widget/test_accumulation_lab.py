@@ -11,7 +11,7 @@ from events import wait_until
 from lab_widgets import click, run_to_the_end, updates_made, widget, widgets
 
 import gradlab
-from gradlab.lab.experiments.run import run
+from gradlab.lab.experiments.jobs.run import run
 from gradlab.lab.figures import lab_figure
 from gradlab.lab.widget.live_run import State
 

@@ -7,7 +7,7 @@ import pytest
 from synthetic_results import synthetic
 
 from gradlab.lab.experiments.experiment import Experiment
-from gradlab.lab.experiments.run import run, updates_of
+from gradlab.lab.experiments.jobs.run import run, updates_of
 from gradlab.lab.figures import curves
 from gradlab.lab.widget.chart_rows import COLUMNS, DOTS, ChartRows
 

@@ -16,10 +16,10 @@ from jupyter_client.manager import start_new_kernel
 from lab_widgets import Page, click, run_to_the_end, updates_made, wait_for_pause
 
 import gradlab
-from gradlab.lab.experiments import stream
-from gradlab.lab.experiments.cluster import DASK, cluster_at, cluster_of
+from gradlab.lab.experiments.jobs import stream
+from gradlab.lab.experiments.jobs.cluster import DASK, cluster_at, cluster_of
+from gradlab.lab.experiments.jobs.run import run
 from gradlab.lab.experiments.progress import Stop
-from gradlab.lab.experiments.run import run
 from gradlab.lab.widget import page_messages
 from gradlab.lab.widget.live_run import State
 

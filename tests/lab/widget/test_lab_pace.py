@@ -6,9 +6,9 @@ import pytest
 from events import LIMIT, wait_until
 from lab_widgets import click, run_to_the_end, updates_made, wait_for_pause, widget
 
-from gradlab.lab.experiments import run as run_module
 from gradlab.lab.experiments.experiment import Experiment
-from gradlab.lab.experiments.run import run
+from gradlab.lab.experiments.jobs import run as run_module
+from gradlab.lab.experiments.jobs.run import run
 from gradlab.lab.widget import live_run
 from gradlab.lab.widget.live_run import Pace, Run, State
 

@@ -9,7 +9,7 @@ from events import wait_until
 from lab_widgets import Page, lab_threads, run_to_the_end, updates_made, widget
 
 from gradlab.lab.experiments import models
-from gradlab.lab.experiments import run as run_module
+from gradlab.lab.experiments.jobs import run as run_module
 from gradlab.lab.widget.chart_rows import ChartRows
 from gradlab.lab.widget.live_run import State
 

@@ -9,7 +9,7 @@ import pytest
 from events import LIMIT, wait_until
 from lab_widgets import Page, run_to_the_end, updates_made, widget
 
-from gradlab.lab.experiments import run as run_module
+from gradlab.lab.experiments.jobs import run as run_module
 from gradlab.lab.figures.curves import Point
 from gradlab.lab.widget import page_messages
 from gradlab.lab.widget.chart_rows import COLUMNS, ChartRows

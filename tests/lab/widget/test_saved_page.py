@@ -10,7 +10,7 @@ import pytest
 from lab_widgets import run_to_the_end
 from paths import ROOT
 
-from gradlab.lab.experiments.run import run
+from gradlab.lab.experiments.jobs.run import run
 from gradlab.lab.figures import toy
 from gradlab.lab.figures.curves import Point
 from gradlab.lab.widget import page_messages, pins, presets, record, saved_page

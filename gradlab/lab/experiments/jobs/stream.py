@@ -22,11 +22,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from gradlab import runtime
-from gradlab.lab.experiments import environment, worker
-from gradlab.lab.experiments.cluster import Cluster
+from gradlab.lab.experiments import environment
 from gradlab.lab.experiments.experiment import Experiment
+from gradlab.lab.experiments.jobs import worker
+from gradlab.lab.experiments.jobs.cluster import Cluster
+from gradlab.lab.experiments.jobs.seed_jobs import check_experiment, jobs_of
 from gradlab.lab.experiments.progress import Stop, Update
-from gradlab.lab.experiments.seed_jobs import check_experiment, jobs_of
 from gradlab.measure.memory import PeakMemory
 
 SeedUpdates = list[tuple[int, Update]]  # an update of each seed in training
@@ -91,7 +92,7 @@ class LocalStream:
         return self._memory.bytes()
 
     def __iter__(self) -> Iterator[SeedUpdates]:
-        from gradlab.lab.experiments.run import updates_of
+        from gradlab.lab.experiments.jobs.run import updates_of
 
         for job in [] if self._stop.is_set() else jobs_of(self._experiment):
             for made in updates_of(job, self._stop):

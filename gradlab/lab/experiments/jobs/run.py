@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from gradlab.lab.experiments import environment
 from gradlab.lab.experiments.batched_seeds import train_together
 from gradlab.lab.experiments.experiment import Experiment
+from gradlab.lab.experiments.jobs.seed_jobs import check_experiment, ending, jobs_of
 from gradlab.lab.experiments.progress import Stop, Update
 from gradlab.lab.experiments.result import Result
-from gradlab.lab.experiments.seed_jobs import check_experiment, ending, jobs_of
 from gradlab.lab.experiments.training import train
 from gradlab.measure.memory import PeakMemory
 

@@ -35,7 +35,7 @@ def checked_executor(executor: Any) -> Any:
     if context is not None and context.get_start_method() == "fork":
         raise ValueError(
             "executor must spawn its processes, because TensorFlow does not survive a fork: use "
-            "`from gradlab.lab.experiments.sweep import processes`, then processes(workers). "
+            "`from gradlab.lab.experiments.jobs.sweep import processes`, then processes(workers). "
             "Received: a ProcessPoolExecutor that forks"
         )
     return executor
@@ -74,7 +74,7 @@ def work(job: str, setup: dict[str, Any] | None) -> "Result":
     """
     prepare(setup)
     from gradlab.lab.experiments.experiment import Experiment
-    from gradlab.lab.experiments.run import run_job
+    from gradlab.lab.experiments.jobs.run import run_job
 
     return run_job(Experiment.from_json(job))
 
@@ -88,7 +88,7 @@ def prepare(setup: dict[str, Any] | None) -> None:
     # TensorFlow's start-up messages would appear in the terminal of the sweep. The lock is for
     # executors of threads, which must not set TensorFlow up twice.
     with _lock, runtime.without_startup_noise():
-        importlib.import_module("gradlab.lab.experiments.run")
+        importlib.import_module("gradlab.lab.experiments.jobs.run")
         if setup is not None and runtime.current() is None:
             with contextlib.redirect_stdout(io.StringIO()):
                 runtime.setup(**setup)

@@ -9,12 +9,12 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from gradlab import _checks, runtime
-from gradlab.lab.experiments import worker
-from gradlab.lab.experiments.cache import Cache
 from gradlab.lab.experiments.experiment import Experiment
+from gradlab.lab.experiments.jobs import worker
+from gradlab.lab.experiments.jobs.cache import Cache
+from gradlab.lab.experiments.jobs.seed_jobs import check_experiment, jobs_of
 from gradlab.lab.experiments.progress import Update
 from gradlab.lab.experiments.result import Result
-from gradlab.lab.experiments.seed_jobs import check_experiment, jobs_of
 
 
 def sweep(
@@ -107,7 +107,7 @@ Outcomes = Iterator[tuple[Experiment, Result | BaseException]]
 
 def _in_this_process(jobs: Iterable[Experiment], bar: tqdm) -> Outcomes:
     # TensorFlow, which an executor's process can do without
-    from gradlab.lab.experiments.run import run_job
+    from gradlab.lab.experiments.jobs.run import run_job
 
     for job in jobs:
         shown = 0.0

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from gradlab.lab.experiments import sweep_file
 from gradlab.lab.experiments.experiment import Experiment
+from gradlab.lab.experiments.jobs import sweep_file
 
 
 def read(tmp_path, text):

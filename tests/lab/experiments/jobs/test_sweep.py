@@ -16,13 +16,13 @@ import pytest
 from events import LIMIT, is_running, wait_until
 
 import gradlab
-from gradlab.lab.experiments import run as run_module
-from gradlab.lab.experiments.cache import Cache
 from gradlab.lab.experiments.experiment import Experiment
+from gradlab.lab.experiments.jobs import run as run_module
+from gradlab.lab.experiments.jobs.cache import Cache
+from gradlab.lab.experiments.jobs.run import run
+from gradlab.lab.experiments.jobs.seed_jobs import jobs_of
+from gradlab.lab.experiments.jobs.sweep import processes, sweep
 from gradlab.lab.experiments.result import Result
-from gradlab.lab.experiments.run import run
-from gradlab.lab.experiments.seed_jobs import jobs_of
-from gradlab.lab.experiments.sweep import processes, sweep
 
 WAY = Experiment(model="dense", microbatch_size=7, accumulation_steps=3, updates=4, seeds=2)
 TOGETHER = dataclasses.replace(WAY, method="microbatched")
@@ -168,7 +168,7 @@ def test_a_sweep_killed_in_the_middle_goes_on_and_leaves_no_process(tmp_path):
             f"""
             if __name__ == "__main__":
                 import dataclasses, gradlab, os
-                from gradlab.lab.experiments.sweep import processes
+                from gradlab.lab.experiments.jobs.sweep import processes
                 gradlab.setup(seed=0)
                 way = gradlab.Experiment.from_json({WAY.of_seeds(0).to_json()!r})
                 endless = gradlab.Experiment.from_json({ENDLESS.to_json()!r})
