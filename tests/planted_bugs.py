@@ -580,7 +580,7 @@ BUGS = (
     Bug(
         "a_sum_taken_for_a_mean",
         "gradlab/fit/program/plan.py",
-        'times if reduction == "sum" else 1.0',
+        'factor if reduction == "sum" else 1.0',
         "1.0",
         ("tests/fit/test_model_as_in_keras.py",),
         "layers_add or own_loss",
@@ -602,16 +602,17 @@ BUGS = (
     Bug(
         "a_subclass_is_taken_for_a_loss_of_keras",
         "gradlab/fit/keras_private.py",
-        (
-            "    return (\n"
-            "        own\n"
-            '        and getattr(type(loss), "call", None) is LossFunctionWrapper.call\n'
-            "        and not relates_examples(loss)\n"
-            "    )"
-        ),
-        "    return own and isinstance(loss, LossFunctionWrapper) and not relates_examples(loss)",
+        '        and getattr(type(loss), "call", None) is LossFunctionWrapper.call\n',
+        "        and isinstance(loss, LossFunctionWrapper)\n",
         ("tests/fit/losses/test_unknown_losses.py",),
         "subclass",
+    ),
+    Bug(
+        "a_new_loss_of_keras_is_taken_for_one_by_example",
+        "gradlab/fit/keras_private.py",
+        "        and function.__name__ in BY_EXAMPLE\n",
+        "",
+        ("tests/fit/test_keras_private.py",),
     ),
     Bug(
         "what_layers_add_is_taken_for_a_mean",
@@ -623,8 +624,8 @@ BUGS = (
     Bug(
         "counters_count_micro_batches",
         "gradlab/fit/program/plan.py",
-        "if not (counters and (one.of_data or one.draws)):",
-        "if not counters:",
+        "if not (only_counters and (one.of_data or one.draws)):",
+        "if not only_counters:",
         ("tests/fit/variables/test_assigned_at_once.py",),
     ),
     Bug(

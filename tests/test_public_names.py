@@ -193,6 +193,7 @@ gradlab.setup(towers="three")
 """
 
 
+@pytest.mark.slow
 def test_type_checkers_know_the_public_names(tmp_path):
     """The checker sees gradlab as an installed package, which it only reads because of py.typed."""
     installed, project = tmp_path / "installed", tmp_path / "project"

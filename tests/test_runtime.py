@@ -131,6 +131,7 @@ def test_invalid_arguments_raise_an_error_with_the_rule_and_the_value(arguments,
         gradlab.setup(**arguments)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bits_in_another_process():
     """The two processes share neither addresses nor hashes, so no order that depends on them is the
     same by chance."""

@@ -76,7 +76,7 @@ class WindowEvaluation:
         """Evaluates a batch: nests of tensors, this replica's part, and where it is cut if the size
         is "given"."""
         window = self._program((x, y, sample_weight), [], cut)
-        for sentence in set(window.plan.metrics.warnings) - self._warned:
+        for sentence in set(window.plan.traced.metrics.warnings) - self._warned:
             self._warned.add(sentence)
             warnings.warn(sentence, stacklevel=3)
         with tf.control_dependencies([window.sums.weights]):

@@ -251,7 +251,10 @@ class _Steps:
         # The labels of a dataset are checked batch by batch
         self._targets = y if in_memory else None
         self._check_labels()
-        return self._original("fit")(*args, **kwargs)
+        try:
+            return self._original("fit")(*args, **kwargs)
+        finally:
+            self._targets = None
 
     def _check_labels(self) -> None:
         """Checks all targets of `fit`, once it is known which of them are class numbers."""

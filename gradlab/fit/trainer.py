@@ -119,6 +119,8 @@ class Trainer:
         check_options(loss_weights, skip_nonfinite, accumulator_dtype, jit_compile)
         check_objects(strategy, loss, accumulation)
         check_in_flight(in_flight)
+        check_batch_losses(batch_losses)
+        check_trainer(microbatch_size, accumulation)
         self.model = model
         self.optimizer = optimizer_of(optimizer)
         self.strategy = strategy or tf.distribute.get_strategy()
@@ -127,7 +129,6 @@ class Trainer:
             if not self.optimizer.built:
                 self.optimizer.build(model.trainable_weights)
         self._auto = AutoSize(memory) if microbatch_size == "auto" else None
-        check_trainer(microbatch_size, accumulation)
         self._size: Any = microbatch_size if self._auto is None else self._auto.variable
         self._accumulation = accumulation
         self._weight_fn = None if weight_fn is None else checked_weights(weight_fn)
@@ -146,8 +147,6 @@ class Trainer:
             else tf.as_dtype(accumulator_dtype),
             "weight_fn": weight_fn,
         }
-
-        check_batch_losses(batch_losses)
         objective = Objective(
             loss,
             loss_weights,

@@ -190,6 +190,7 @@ with ask("Does the kernel hear the page?", "yes", "no", right="yes", why="It doe
 """
 
 
+@pytest.mark.slow
 def test_a_lab_is_used_while_the_block_of_a_prediction_runs(browser, server, notebooks):
     """The kernel hears each message, and no traceback appears in the cell."""
     lab = "import gradlab\nlab = gradlab.AccumulationLab(rerun=False, updates=5, seeds=1)\nlab"

@@ -58,6 +58,7 @@ def wide(page, small):
     session.detach()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ratio", [1, 2])
 def test_the_lab_fits_every_width_and_is_sharp(wide, ratio):
     lab, session = wide

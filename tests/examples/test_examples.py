@@ -51,6 +51,7 @@ def test_one_line_changes_nothing(name, tmp_path, monkeypatch):
     assert any(key.startswith("optimizer") for key in plain) and {"loss", "score"} & set(plain)
 
 
+@pytest.mark.slow
 def test_batch_normalization_is_equal_in_one_micro_batch_and_named_otherwise(tmp_path, monkeypatch):
     module = program("u_net", monkeypatch)
     with pytest.warns(UserWarning, match="normalizes each micro-batch by its own statistics"):

@@ -4,6 +4,8 @@ No test here traces a model: they say in a second what a new release has changed
 """
 
 import importlib
+import inspect
+import sys
 
 import keras
 import numpy as np
@@ -95,6 +97,31 @@ def test_it_is_what_it_was(name):
         assert ATTRIBUTES[name](), rule
     except AttributeError as error:
         pytest.fail(f"{rule}: {error}")
+
+
+def test_every_loss_of_keras_is_known():
+    """One that a later Keras adds fails here, and is compared meanwhile as an unknown one is."""
+    module = sys.modules[keras.losses.mean_squared_error.__module__]
+    functions = {
+        name
+        for name, function in vars(module).items()
+        if inspect.isfunction(function) and function.__module__ == module.__name__
+    }
+    helpers = {"convert_binary_labels_to_hinge"}
+    assert functions - helpers == {*keras_private.BY_EXAMPLE, "circle"}
+
+
+def test_a_loss_that_keras_adds_is_not_taken_for_one_by_example(monkeypatch):
+    module = keras.losses.mean_squared_error.__module__
+
+    def over_the_batch(y_true, y_pred):
+        return keras.ops.max(y_true - y_pred, axis=0)
+
+    over_the_batch.__module__ = module
+    loss = keras.losses.MeanSquaredError()
+    assert keras_private.is_by_example(loss)
+    monkeypatch.setattr(loss, "fn", over_the_batch)
+    assert not keras_private.is_by_example(loss)
 
 
 def test_the_mask_of_a_tensor_is_an_attribute_of_it():

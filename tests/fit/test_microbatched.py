@@ -93,6 +93,7 @@ def test_every_optimizer(optimizer, float64):
     check("shared", 3, x, y, optimizer=optimizer, epochs=1, tolerance=1e-12)
 
 
+@pytest.mark.slow
 @settings(
     max_examples=10,
     deadline=None,
@@ -455,6 +456,7 @@ def scheduled():
     return keras.optimizers.SGD(**SCHEDULE, global_clipnorm=10.0)
 
 
+@pytest.mark.slow
 def test_planted_bugs_are_caught(float64, monkeypatch):
     references = {}
     for family in ("shared", "dense"):  # the second one is regularized, and takes longer
@@ -574,6 +576,7 @@ class AddsAMean(keras.layers.Layer):
         return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [keras.Model, OwnOfTwo])
 def test_losses_of_outputs_and_of_layers_on_two_devices(kind, float64, two_devices):
     """Keras divides its own losses by the number of replicas wherever they are called, in layers
@@ -615,6 +618,7 @@ def test_losses_of_outputs_and_of_layers_on_two_devices(kind, float64, two_devic
         np.testing.assert_allclose(histories[1][name], histories[0][name], rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["dense", "two_by_two"])
 def test_evaluation_on_two_devices(family, two_devices):
     """Batches of 8 of 19 examples: uneven shares at the tail."""
@@ -770,6 +774,7 @@ print("equal")
 """
 
 
+@pytest.mark.slow
 def test_xla_compiles_the_micro_batch():
     """In a process of its own: deterministic operations, which the tests ask for, and XLA exclude
     each other."""

@@ -443,29 +443,37 @@ SPOILING = {
 }
 
 
+def losses_and_weights(first, weighted_first, spoil=None):
+    """Those of five windows or four, the last with weights or without; `spoil` is called before the
+    four with the trainer, x and y."""
+    x = np.random.default_rng(0).normal(size=(16, 4)).astype("float32")
+    y = np.ones([16, 1], "float32")
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
+    trainer = gradlab.Trainer(model, keras.optimizers.SGD(0.1), "mse", 4)
+    losses = [] if first else [trainer.step(x, y).loss]
+    if spoil is not None:
+        spoil(trainer, x, y)
+    windows = [(x, y), (x, y, np.arange(16.0))]
+    windows = windows[::-1] if weighted_first else windows
+    losses += [trainer.step(*window).loss for window in (*windows, *windows)]
+    return [*losses, *model.get_weights()]
+
+
+unspoiled = functools.cache(losses_and_weights)
+
+
 @pytest.mark.parametrize("case", SPOILING)
 @pytest.mark.parametrize("first", [True, False])
 def test_a_window_that_cannot_be_compiled_changes_nothing_for_those_after_it(case, first):
-    x, y = (
-        np.random.default_rng(0).normal(size=(16, 4)).astype("float32"),
-        np.ones([16, 1], "float32"),
-    )
-    found = []
-    for spoiled in (False, True):
-        keras.utils.set_random_seed(0)
-        model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
-        trainer = gradlab.Trainer(model, keras.optimizers.SGD(0.1), "mse", 4)
-        losses = [] if first else [trainer.step(x, y).loss]
-        if spoiled:
-            with pytest.raises(Exception, match="."):
-                trainer.step(*SPOILING[case](x, y))
-        right = [(x, y), (x, y, np.arange(16.0))]
-        # The window after it has its structure: what was kept of the wrong one would be used for
-        # it.
-        windows = right[::-1] if case.startswith("weights") else right
-        losses += [trainer.step(*window).loss for window in (*windows, *windows)]
-        found.append([*losses, *model.get_weights()])
-    for one, other in zip(*found):
+    def spoil(trainer, x, y):
+        with pytest.raises(Exception, match="."):
+            trainer.step(*SPOILING[case](x, y))
+
+    # The window after it has its structure: what was kept of the wrong one would be used for it.
+    weighted_first = case.startswith("weights")
+    found = losses_and_weights(first, weighted_first, spoil)
+    for one, other in zip(unspoiled(first, weighted_first), found, strict=True):
         np.testing.assert_array_equal(one, other)
 
 

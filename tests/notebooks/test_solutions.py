@@ -15,9 +15,16 @@ from paths import ROOT
 
 NOTEBOOKS = ROOT / "notebooks"
 SOLUTIONS = sorted((NOTEBOOKS / "solutions").glob("*.ipynb"))
+LONG = ("09", "11")
 
 
-@pytest.mark.parametrize("path", SOLUTIONS, ids=lambda path: path.stem)
+def solution(path):
+    """A solution as a parameter; those that train for long are slow."""
+    marks = [pytest.mark.slow] if path.name.startswith(LONG) else []
+    return pytest.param(path, marks=marks, id=path.stem)
+
+
+@pytest.mark.parametrize("path", [solution(path) for path in SOLUTIONS])
 def test_the_cells_of_a_solution_show_what_is_committed(path, request, capfd):
     found = differences(request.session, path)
     assert not found, "\n\n".join(found)

@@ -303,7 +303,7 @@ class Halves:
         scope: a function (shift) -> a scope for a forward pass, whose random numbers depend on the
             integer.
         training: whether to train the model or to evaluate it.
-        adding: whether layers add losses.
+        layers_add_losses: whether layers add losses.
         dtype: the type of the losses.
 
     Attributes:
@@ -317,14 +317,14 @@ class Halves:
         objective: Objective,
         scope: Callable,
         training: bool,
-        adding: bool,
+        layers_add_losses: bool,
         dtype: Any,
     ):
         self._model = model
         self._objective = objective
         self._scope = scope
         self._training = training
-        self._adding = adding
+        self._layers_add_losses = layers_add_losses
         self._dtype = dtype
         self._near: list[float] = []
         self.is_random: list[bool] = []
@@ -335,7 +335,7 @@ class Halves:
 
     def __call__(self, batch: tuple) -> Callable[[bool], Callable]:
         """A function (whether to change the predictions) -> the losses as `compare` asks for them."""
-        if self._adding:
+        if self._layers_add_losses:
             return self._of_passes(batch)
         with self._scope(0):
             y_pred = internals.outputs_of(self._model, batch[0], self._training)

@@ -57,7 +57,7 @@ class Objective:
         self._prediction_gradients: list | None = None
         self.own = own
         self._batch_losses = batch_losses
-        self.numbers: list[str] = []
+        self.batch_valued: list[str] = []
         self.unknown: list[str] = []
         for one in keras.tree.flatten(loss):
             if isinstance(one, keras.losses.Loss):
@@ -159,7 +159,7 @@ class Objective:
                 self._taken.append(self._own_term(self.own(x, y, y_pred, sample_weight)))
             elif self._compiled is not None:
                 self._compiled(y, y_pred, sample_weight)
-        self.numbers = [term.name for term in self._taken if term.kind == "number"]
+        self.batch_valued = [term.name for term in self._taken if term.kind == "number"]
         self.unknown = [term.name for term in self._taken if not term.is_known]
         return list(self._taken)
 

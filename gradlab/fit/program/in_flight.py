@@ -9,10 +9,13 @@ import tensorflow as tf
 from gradlab import runtime
 
 MEBIBYTE = 2**20
-# Loops and functions hide what they compute. Fused batch normalization: see
+# Loops, branches and functions hide what they compute. Fused batch normalization: see
 # gradlab/_graph_rewrites.py.
-HIDING = {"While", "StatelessWhile", "PartitionedCall", "StatefulPartitionedCall"}
-HIDING |= {"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"}
+HIDING = {
+    *("While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase"),
+    *("PartitionedCall", "StatefulPartitionedCall"),
+    *("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"),
+}
 # A process with TensorFlow needs more than three times as much before it has a model.
 SMALL = 128 * MEBIBYTE
 AS_ASKED = "as asked for"  # the reason for a number that a user gave

@@ -14,7 +14,6 @@ from gradlab.fit import keras_private as internals
 from gradlab.fit.losses.loss_terms import common_divisor
 from gradlab.fit.losses.term import Term
 from gradlab.fit.losses.whole_batch import BatchLossInputs, check_passes
-from gradlab.fit.metrics.window_metrics import MetricsPlan
 from gradlab.fit.program.input_checks import label_rules
 from gradlab.fit.program.precut import check_padding, is_padded
 from gradlab.fit.program.tracing import Traced
@@ -33,6 +32,7 @@ class Plan:
     """What the forward passes of a window have in common.
 
     Attributes:
+        traced: what tracing one of them showed.
         state: the variables that a forward pass assigns.
         of_examples: the paths of those whose new value depends on the examples, other than metrics
             and moving averages of batch normalization: each micro-batch assigns them, where the
@@ -40,43 +40,25 @@ class Plan:
         labels: which targets are class numbers, as `label_rules` describes.
         divisor_kinds: for each term of the loss, the kind of its divisor.
         loss_weights: for each term its factor in the total loss.
-        numbers: the names of losses that give one number for a batch, as in `Objective`.
-        unknown: the names of losses of which it is unknown whether they depend on other examples,
-            as in `Objective`.
-        adding: the names of the layers that add losses; empty if the model's own loss takes care of
-            them.
-        reductions: what these numbers are, "mean" or "sum" over the examples: first `numbers`, then
-            those of `adding`.
-        adds: whether layers add losses.
-        metrics: how metrics are updated.
         examples: the number of examples of the window over all replicas, or None if nothing asks
             for it.
         divisors: the divisors of the whole window, one for each term, if the terms differ in them;
             else None. Those that are proportional to the examples are None.
         is_sum: whether the sums of gradients are the update's gradients, without a division.
-        predictions: the model's traced outputs.
         whole: what losses over the whole batch see of a micro-batch: by the position of their term.
-        direct: the variables that forward passes assign at once.
         is_padded: whether texts are padded to another length in each micro-batch.
     """
 
+    traced: Traced
     state: CarriedState
     of_examples: list[str]
     labels: list
     divisor_kinds: list[str]
     loss_weights: list
-    numbers: list[str]
-    unknown: list[str]
-    adding: list[str]
-    reductions: list[str]
-    adds: bool
-    metrics: MetricsPlan
     examples: tf.Tensor | None
     divisors: list | None
     is_sum: bool
-    predictions: Any
     whole: dict[int, BatchLossInputs]
-    direct: list[Direct]
     is_padded: bool
 
     def loss(self, term_sums: list) -> tuple[tf.Tensor, list]:
@@ -93,20 +75,21 @@ class Plan:
             [times(mean, factor) for mean, factor in zip(means, self.loss_weights)]
         ), means
 
-    def give_back(self, values: list, counters: bool = False) -> None:
+    def give_back(self, values: list, only_counters: bool = False) -> None:
         """Gives the variables that are assigned at once these values; or only those that do not
         depend on examples."""
-        for one, value in zip(self.direct, values):
-            if not (counters and (one.of_data or one.draws)):
+        for one, value in zip(self.traced.direct, values):
+            if not (only_counters and (one.of_data or one.draws)):
                 one.assign(value)
 
     def mean_factors(self, examples: tf.Tensor, dtype: tf.DType) -> list:
         """For each number of a micro-batch the factor that makes it a mean over the examples:
         window / examples."""
-        if "sum" not in self.reductions:
-            return [1.0] * len(self.reductions)
-        times = tf.math.divide_no_nan(tf.cast(self.examples, dtype), tf.cast(examples, dtype))
-        return [times if reduction == "sum" else 1.0 for reduction in self.reductions]
+        reductions = self.traced.reductions
+        if "sum" not in reductions:
+            return [1.0] * len(reductions)
+        factor = tf.math.divide_no_nan(tf.cast(self.examples, dtype), tf.cast(examples, dtype))
+        return [factor if reduction == "sum" else 1.0 for reduction in reductions]
 
     def weight(self, terms: list[Term], examples: tf.Tensor) -> tf.Tensor:
         """The weight of a micro-batch's loss: 1 if losses are sums or shares, else the number it
@@ -193,6 +176,7 @@ def make_plan(
         counts = [by_kind.get(kind, count) for count, kind in zip(counts, kinds)]
     asks_for_examples = counts is not None or "sum" in traced.reductions
     return Plan(
+        traced=traced,
         state=make_state(
             traced.assigned,
             traced.of_data,
@@ -204,18 +188,10 @@ def make_plan(
         labels=label_rules(traced.y, terms),
         divisor_kinds=kinds,
         loss_weights=[term.loss_weight for term in terms],
-        numbers=traced.numbers,
-        unknown=traced.unknown,
-        adding=traced.adding,
-        reductions=traced.reductions,
-        adds=traced.adds,
-        metrics=traced.metrics,
         examples=sum_over_replicas(examples_of(batch[0])) if asks_for_examples else None,
         divisors=counts,
         is_sum=counts is not None or kinds[0] == "sum",
-        predictions=traced.y_pred,
         whole=whole,
-        direct=traced.direct,
         is_padded=is_padded(microbatch_size),
     )
 

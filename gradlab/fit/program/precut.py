@@ -162,7 +162,10 @@ def is_padded(size: Any) -> bool:
 def check_padding(traced: Traced) -> None:
     """Raises ValueError for a loss that depends on the length to which texts are padded."""
     counting = [term.name for term in traced.terms if term.counts_padding]
-    for names, rule in ((counting, RULE), (traced.numbers + traced.adding, RULE_OF_NUMBERS)):
+    for names, rule in (
+        (counting, RULE),
+        (traced.batch_valued + traced.adding_layers, RULE_OF_NUMBERS),
+    ):
         if names:
             raise ValueError(rule.format(name=", ".join(names)))
 

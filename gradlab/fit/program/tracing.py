@@ -28,12 +28,13 @@ class Traced:
         assigned: for each id(variable): (the variable, how often a forward pass assigns it).
         of_data: for each id of these, whether the assigned value depends on the examples.
         metrics: how metrics are updated.
-        numbers, unknown: the names of losses, as in `gradlab.fit.losses.loss_terms.Objective`.
-        adding: the names of the layers that add losses; empty if the model's own loss takes care of
-            them.
-        reductions: what these numbers are, "mean" or "sum" over the examples: first `numbers`, then
-            those of `adding`.
-        adds: whether layers add losses.
+        batch_valued, unknown: the names of losses, as in
+            `gradlab.fit.losses.loss_terms.Objective`.
+        adding_layers: the names of the layers that add losses; empty if the model's own loss takes
+            care of them.
+        reductions: what these numbers are, "mean" or "sum" over the examples: first those of
+            `batch_valued`, then those of `adding_layers`.
+        layers_add_losses: whether there are such layers, whoever takes care of their losses.
         direct: the variables that the forward pass assigns at once.
         direct_of_keras: the Keras variables among them.
         graph: the traced graph. Its tensors have None where the number of examples belongs.
@@ -46,11 +47,11 @@ class Traced:
     assigned: dict[int, tuple]
     of_data: dict[int, bool]
     metrics: MetricsPlan
-    numbers: list[str]
+    batch_valued: list[str]
     unknown: list[str]
-    adding: list[str]
+    adding_layers: list[str]
     reductions: list[str]
-    adds: bool
+    layers_add_losses: bool
     direct: list[Direct]
     direct_of_keras: list
     graph: tf.Graph
@@ -122,7 +123,6 @@ def trace_forward(
         )
         reductions = reductions_of(objective, adding)
         _check_regularized(model, objective, reductions)
-        adding = [layer.name for layer in adding]
         found.update(
             terms=terms,
             y=y,
@@ -130,18 +130,24 @@ def trace_forward(
             assigned=scope.assigned,
             of_data=of_data,
             metrics=plan,
-            adding=adding,
+            adding_layers=[layer.name for layer in adding],
+            reductions=reductions,
+            layers_add_losses=bool(scope.losses),
+            direct_of_keras=list(scope.direct.values()),
         )
-        found["reductions"] = reductions
-        found.update(adds=bool(scope.losses), direct_of_keras=list(scope.direct.values()))
         return [term.divisor for term in terms]
 
     graph = divisors.get_concrete_function(*specs).graph
-    numbers = list(objective.numbers)
-    unknown = list(objective.unknown)
     given = [tensor for tensor in graph.inputs if tensor.dtype != tf.resource]
     direct = direct_variables(graph, found["direct_of_keras"], Dependence(given))
-    return Traced(divisors, **found, numbers=numbers, unknown=unknown, direct=direct, graph=graph)
+    return Traced(
+        divisors,
+        **found,
+        batch_valued=list(objective.batch_valued),
+        unknown=list(objective.unknown),
+        direct=direct,
+        graph=graph,
+    )
 
 
 UNKNOWN_RULE = (
@@ -159,7 +165,7 @@ def reductions_of(objective: Objective, adding: list) -> list[str]:
     Raises:
         ValueError: nothing is said of one of them.
     """
-    known = [(name, objective.said_of(name)) for name in objective.numbers]
+    known = [(name, objective.said_of(name)) for name in objective.batch_valued]
     known += [
         (one.name, "mean" if internals.adds_means(one) else objective.said_of(one.name))
         for one in adding

@@ -203,9 +203,9 @@ class WindowUpdate:
         window, scale = self._run((x, y, sample_weight), variables, cut)
         self._warn(window.plan)
         outcome = self._apply(window, variables, scale)
-        after = window.plan.metrics.after
+        after = window.plan.traced.metrics.after
         if after:
-            update_after(self.model, after, (x, y, sample_weight), window.plan.predictions)
+            update_after(self.model, after, (x, y, sample_weight), window.plan.traced.y_pred)
         return outcome
 
     def bytes_of_variables(self) -> int:
@@ -252,9 +252,9 @@ class WindowUpdate:
             self._warn_once(batch_norm.WARNING.format(layers=", ".join(plan.state.normalizing)))
         for path in sorted(plan.of_examples):
             self._warn_once(ASSIGNED_WARNING.format(path=path))
-        for sentence in plan.metrics.warnings:
+        for sentence in plan.traced.metrics.warnings:
             self._warn_once(sentence)
-        for name in sorted(set(plan.metrics.counting.values())):
+        for name in sorted(set(plan.traced.metrics.counting.values())):
             self._warn_once(CALLS_WARNING.format(name=name))
 
     def _warn_once(self, sentence: str) -> None:
@@ -285,8 +285,7 @@ class WindowUpdate:
         # The order is that of the large batch: its forward pass assigns variables, then the
         # optimizer updates them.
         plan.state.end(values, totals["steps"], statistics)
-        divisor = tf.ones_like(weight) if plan.is_sum else weight
-        divisor = None if window.is_mean else divisor / window.weight_scale
+        divisor = None if window.is_mean else weight / window.weight_scale
         gradients = divide(gradients, divisor, variables)
         window_gradient_norm = tf.sqrt(squared_norm(gradients, dtype)) / scale
         regularization = tf.zeros([], dtype)

@@ -5,7 +5,7 @@ In words::
 
     carry = init()
     for each micro-batch:
-        carry = update(carry, its evaluation)
+        carry = update(carry, its forward pass)
     result = finish(carry)
 
 None of them assigns anything.
@@ -22,8 +22,8 @@ from gradlab.fit.variables.batch_norm import MovingAverages
 from gradlab.fit.variables.carried_variables import CarriedState
 
 
-class Evaluation(NamedTuple):
-    """The forward pass of one micro-batch.
+class ForwardPass(NamedTuple):
+    """The result of one micro-batch's forward pass.
 
     Attributes:
         examples: the number of its examples, an integer scalar.
@@ -46,7 +46,7 @@ class Accumulator(Protocol):
     def init(self) -> Any:
         """The carry before the first micro-batch: a nest of tensors."""
 
-    def update(self, carry: Any, evaluation: Evaluation) -> Any:
+    def update(self, carry: Any, result: ForwardPass) -> Any:
         """The carry after one more micro-batch, of the same structure and shapes."""
 
     def finish(self, carry: Any) -> Any:
@@ -63,9 +63,9 @@ class AssignedVariables:
         """The values before the window."""
         return self._state.begin()
 
-    def update(self, carry: list, evaluation: Evaluation) -> list:
+    def update(self, carry: list, result: ForwardPass) -> list:
         """The values after the micro-batch."""
-        return self._state.values(evaluation.scope)
+        return self._state.values(result.scope)
 
     def finish(self, carry: list) -> list:
         """The values after the window."""
@@ -83,9 +83,9 @@ class BatchStatistics:
         """The statistics of no example."""
         return self._averages.zeros(self._dtype)
 
-    def update(self, carry: list, evaluation: Evaluation) -> list:
+    def update(self, carry: list, result: ForwardPass) -> list:
         """The statistics with those of the micro-batch."""
-        return self._averages.add(carry, evaluation.scope, evaluation.examples)
+        return self._averages.add(carry, result.scope, result.examples)
 
     def finish(self, carry: list) -> list:
         """The statistics of the window."""
@@ -108,11 +108,11 @@ class LossSums:
         """(total, divisor) of each term, both 0."""
         return [(tf.zeros([], self._dtype), tf.zeros([], self._dtype)) for _ in range(self._terms)]
 
-    def update(self, carry: list, evaluation: Evaluation) -> list:
+    def update(self, carry: list, result: ForwardPass) -> list:
         """The sums with the totals and the divisors of the micro-batch."""
         return [
             (total + tf.cast(term.total, self._dtype), divisor + tf.cast(term.divisor, self._dtype))
-            for term, (total, divisor) in zip(evaluation.terms, carry)
+            for term, (total, divisor) in zip(result.terms, carry)
         ]
 
     def finish(self, carry: list) -> list:
@@ -130,11 +130,11 @@ class Logs:
         """The entries before the first micro-batch."""
         return self._metrics.no_logs()
 
-    def update(self, carry: list, evaluation: Evaluation) -> list:
+    def update(self, carry: list, result: ForwardPass) -> list:
         """The entries with those of the micro-batch, by its share of the window."""
-        if evaluation.logs is None:
+        if result.logs is None:
             return carry
-        return self._metrics.add_logs(carry, evaluation.logs, evaluation.share)
+        return self._metrics.add_logs(carry, result.logs, result.share)
 
     def finish(self, carry: list) -> dict:
         """The entries by name; None for those of the losses, which are known after the window."""

@@ -28,7 +28,7 @@ from gradlab.fit.program.window_accumulators import (
     Accumulator,
     AssignedVariables,
     BatchStatistics,
-    Evaluation,
+    ForwardPass,
     Logs,
     LossSums,
 )
@@ -218,12 +218,12 @@ class WindowProgram:
             jit=self._jit and self._training,
             may_repeat=self._is_automatic,
         )
-        kept = [one.value() for one in plan.direct]
+        kept = [one.value() for one in plan.traced.direct]
         batch, remember = self._compared(plan, batch, size, kept)
         batch = checked_batch(batch, plan.labels)
         examples = examples_of(batch[0])
         weight_scale, is_mean = self._weight_scale(plan, tf.cast(examples, dtype), size)
-        count = 1 if plan.direct else in_flight.count
+        count = 1 if plan.traced.direct else in_flight.count
         window = _Window(plan, examples, size, count, kept, tf.cast(scale, dtype), weight_scale)
         between = self._between_passes(window, batch, variables)
         collector = Collector([] if self._training else list(plan.whole.values()))
@@ -231,7 +231,7 @@ class WindowProgram:
             "variables": AssignedVariables(plan.state),
             "statistics": BatchStatistics(plan.state.averages, dtype),
             "losses": LossSums(len(plan.divisor_kinds), dtype),
-            "logs": Logs(plan.metrics),
+            "logs": Logs(plan.traced.metrics),
         }
         forward = self._forward(window, beside, between.losses)
 
@@ -284,7 +284,7 @@ class WindowProgram:
 
     def _between_passes(self, window: _Window, batch: tuple, variables: list) -> BatchLossGradients:
         """The losses over the whole batch and their gradients, of which the next pass makes those
-        of the variables; nothing if there are none, or in an evaluation."""
+        of the variables; nothing if there are none, or in an result."""
         plan = window.plan
         if not (self._training and plan.whole):
             return BatchLossGradients()
@@ -297,7 +297,7 @@ class WindowProgram:
     def _after_pass(self, window: _Window, collector: Collector, arrays: list) -> list:
         """The values of losses over the whole batch in an evaluation, which needs one pass only."""
         plan = window.plan
-        after = [one.value() for one in plan.direct]
+        after = [one.value() for one in plan.traced.direct]
         plan.give_back(window.kept)
         losses = [inputs.value() for inputs in collector.end(arrays)]
         plan.give_back(after)
@@ -326,7 +326,7 @@ class WindowProgram:
 
         @self._compiled
         def forward(microbatch, values):
-            plan.give_back(window.kept, counters=True)
+            plan.give_back(window.kept, only_counters=True)
             examples = examples_of(microbatch[0])
             with plan.state.scope(values) as scope:
                 y_pred = internals.outputs_of(self._model, microbatch[0], self._training)
@@ -352,17 +352,17 @@ class WindowProgram:
 
         @self._compiled
         def forward(microbatch, carry):
-            plan.give_back(window.kept, counters=True)
+            plan.give_back(window.kept, only_counters=True)
             *microbatch, prediction_gradients = microbatch
-            evaluation = self._evaluated(
+            result = self._forward_pass(
                 window, microbatch, carry["variables"], prediction_gradients
             )
-            terms = evaluation.terms
-            divisors = plan.window_divisors(terms, evaluation.examples)
-            weight = plan.weight(terms, tf.cast(evaluation.examples, dtype))
+            terms = result.terms
+            divisors = plan.window_divisors(terms, result.examples)
+            weight = plan.weight(terms, tf.cast(result.examples, dtype))
             share = weight / window.weight_scale
             loss = tf.cast(total_loss(terms, divisors), dtype) * window.scale
-            after = {name: one.update(carry[name], evaluation) for name, one in beside.items()}
+            after = {name: one.update(carry[name], result) for name, one in beside.items()}
             seen = _seen(terms, plan)
             if not whole_losses:
                 return Microbatch(loss, weight, after, share), seen
@@ -373,9 +373,9 @@ class WindowProgram:
 
         return forward
 
-    def _evaluated(
+    def _forward_pass(
         self, window: _Window, microbatch: list, values: list, prediction_gradients: list | None
-    ) -> Evaluation:
+    ) -> ForwardPass:
         """One micro-batch's forward pass, with its losses and metrics."""
         plan = window.plan
         dtype = self._loop.weight_dtype
@@ -398,13 +398,13 @@ class WindowProgram:
             if self._with_metrics:
                 with means_over_tokens(self._model, plan.is_padded):
                     self._model.compute_metrics(x, y, y_pred, sample_weight)
-                of_loss = mean_factors[0] * share if plan.numbers else share
-                plan.metrics.weigh(scope, before, share, of_loss)
-            if plan.metrics.logs:
+                of_loss = mean_factors[0] * share if plan.traced.batch_valued else share
+                plan.traced.metrics.weigh(scope, before, share, of_loss)
+            if plan.traced.metrics.logs:
                 # Its logs, now that the increments are weighed
                 with internals.frozen_metrics(self._model):
                     logs = self._model.compute_metrics(x, y, y_pred, sample_weight)
-        return Evaluation(examples, share, scope, terms, logs)
+        return ForwardPass(examples, share, scope, terms, logs)
 
     def _compiled(self, function: Callable) -> Callable:
         return tf.function(function, jit_compile=True, autograph=False) if self._jit else function
@@ -412,7 +412,8 @@ class WindowProgram:
     def _compare(self, plan: Plan, batch: tuple, size: Any) -> tf.Tensor | None:
         """Compares losses with what they are said to be, in the first windows: what to remember, or
         None."""
-        names = plan.numbers + plan.adding + plan.unknown
+        traced = plan.traced
+        names = traced.batch_valued + traced.adding_layers + traced.unknown
         if not names:
             return None
         values = plan.state.begin()
@@ -423,9 +424,14 @@ class WindowProgram:
             return plan.state.scope(plan.state.shifted(values, shift))
 
         losses = Halves(
-            self._model, self._objective, scope, training, plan.adds, self._loop.weight_dtype
+            self._model,
+            self._objective,
+            scope,
+            training,
+            traced.layers_add_losses,
+            self._loop.weight_dtype,
         )
-        said = plan.reductions + ["rows"] * len(plan.unknown)
+        said = traced.reductions + ["rows"] * len(traced.unknown)
         return self._loss_check.check(names, said, losses, batch, size)
 
     def _adds_as_much(self, plan: Plan, batch: tuple) -> bool:
@@ -440,7 +446,7 @@ class WindowProgram:
                 added.extend(scope.losses)
 
         evaluate.get_concrete_function(map_tensors(spec_of, batch[0]))
-        return len(added) == len(plan.adding)
+        return len(added) == len(plan.traced.adding_layers)
 
 
 def _seen(terms: list[Term], plan: Plan) -> list:

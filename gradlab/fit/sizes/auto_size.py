@@ -176,16 +176,17 @@ class AutoSize:
         self._objective = update.objective
         with strategy.scope():
             in_flight = update.prepare(() if self._has_replicas else batch).count
-        sizes = _sizes(int(examples_of(batch)))
+        examples = int(examples_of(batch))
+        sizes = _sizes(examples)
         room = Room(update, batch, self._memory, strategy)
-        fitting = room.fitting(sizes, in_flight)
+        fitting = room.fitting(sizes, examples, in_flight)
         is_first = self.chosen is None  # later, functions are compiled for the number in flight
         if not fitting and is_first and update.lower_in_flight():
             in_flight = 1
-            fitting = room.fitting(sizes, 1)
+            fitting = room.fitting(sizes, examples, 1)
         if not fitting:
-            room.refuse(min(in_flight, sizes[0]))
-        is_whole = fitting[0] == sizes[0]
+            room.refuse(min(in_flight, examples))
+        is_whole = fitting[0] == examples
         what = "the whole batch, which fits in" if is_whole else "the largest that fits in"
         return _Choice(fitting[0], is_whole, in_flight, f"{what} {room}")
 

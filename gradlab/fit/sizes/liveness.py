@@ -23,12 +23,8 @@ IN_PLACE = {
 FREE = {"Const", "VarHandleOp"}
 # Operations whose body is another graph, which this module does not read.
 HIDING = {
-    "While",
-    "StatelessWhile",
-    "If",
-    "StatelessIf",
-    "PartitionedCall",
-    "StatefulPartitionedCall",
+    *("While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase"),
+    *("PartitionedCall", "StatefulPartitionedCall"),
 }
 
 

@@ -41,14 +41,15 @@ WITHOUT_ONEDNN = Processor(67 * MEBIBYTE, 58 * 1024, 1.84, 1.96)
 HELP = "mixed precision, smaller inputs, an optimizer with fewer averages and keras.remat take less"
 
 
-def too_little(
-    least: float, memory: float, of: str = "micro-batches of one example", help: str = HELP
-) -> str:
+def too_little(least: float, memory: float) -> str:
     """The sentence for a memory that does not hold the least that a training takes, both in
     bytes."""
     least = math.ceil(least / MEBIBYTE)
     memory = math.floor(memory / MEBIBYTE)
-    return f"memory must be at least {least:,} MiB for {of}; {help}. Received: {memory:,} MiB"
+    return (
+        f"memory must be at least {least:,} MiB for micro-batches of one example; {HELP}. "
+        f"Received: {memory:,} MiB"
+    )
 
 
 @dataclass(frozen=True)

@@ -82,11 +82,15 @@ class Room:
         elif strategy.num_replicas_in_sync > 1:
             raise ValueError(NOT_KNOWN)
 
-    def fitting(self, sizes: list[int], in_flight: int) -> list[int]:
-        """Those of the sizes that are planned to fit, with so many micro-batches at once."""
-        steps = [-(-sizes[0] // size) for size in sizes]
-        totals = [self._total(size, min(in_flight, each)) for size, each in zip(sizes, steps)]
-        return [size for size, total in zip(sizes, totals) if total <= self._memory]
+    def fitting(self, sizes: list[int], examples: int, in_flight: int) -> list[int]:
+        """Those of the sizes that are planned to fit, with so many micro-batches at once, in a
+        window of so many examples."""
+
+        def fits(size):
+            steps = -(-examples // size)
+            return self._total(size, min(in_flight, steps)) <= self._memory
+
+        return [size for size in sizes if fits(size)]
 
     def refuse(self, in_flight: int) -> NoReturn:
         """Raises ValueError, because not even micro-batches of one example, so many at once, are

@@ -261,6 +261,7 @@ def test_fit_makes_the_update_of_the_large_batch(name, float64):
     np.testing.assert_allclose(losses, by_epoch, rtol=1e-6)  # metrics are kept in float32
 
 
+@pytest.mark.slow
 def test_fit_on_two_devices_with_weights_and_clipping(float64, two_devices):
     expected = reference("supervised_contrastive", "float64", clipnorm=0.6, weighted=True)
     weights, _ = fitted("supervised_contrastive", two_devices, clipnorm=0.6, weighted=True)
@@ -276,6 +277,7 @@ TRAINER_WINDOWS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRAINER_WINDOWS)
 def test_trainer(name, float64, two_devices):
     x, y = data_of(name, 19)
@@ -390,6 +392,7 @@ class Towers(keras.Model):
         return tf.nn.sparse_softmax_cross_entropy_with_logits(right, similarities)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas, loss_weight", [(1, None), (2, 3.0)])
 def test_variables_that_the_loss_reads_are_trained(replicas, loss_weight, float64, two_devices):
     x = [rows(19, 4), rows(19, 3, seed=1)]
@@ -434,6 +437,7 @@ def test_a_function_gets_targets_and_predictions_of_one_rank_as_in_compile(float
     held_against(expected.get_weights(), found.get_weights(), start)
 
 
+@pytest.mark.slow
 def test_any_sizes_and_weights(float64):
     def every_size(in_flight):
         return EverySize(

@@ -94,7 +94,9 @@ def same_bits(one, other):
 def choosing(monkeypatch, size):
     """Lets the choice be a size, without a plan, which would have to be traced."""
     monkeypatch.setattr(memory_room, "_plan", lambda update, batch: None)
-    monkeypatch.setattr(memory_room.Room, "fitting", lambda self, sizes, in_flight: [size])
+    monkeypatch.setattr(
+        memory_room.Room, "fitting", lambda self, sizes, examples, in_flight: [size]
+    )
 
 
 def set_back(model):
@@ -235,6 +237,7 @@ def test_several_steps_per_execution_survive_too(monkeypatch):
     has_bits(auto, expected)
 
 
+@pytest.mark.slow
 def test_memory_that_runs_out_on_one_of_two_replicas_is_an_error(two_devices):
     with two_devices.scope():
         model = prepared(network(Fails()), "auto")
@@ -408,6 +411,7 @@ def test_prediction_with_as_many_in_flight_as_gradlab_chooses():
         )
 
 
+@pytest.mark.slow
 def test_it_works_wherever_keras_does(monkeypatch):
     """Evaluation and prediction first, datasets of unknown size, several steps per execution, eager
     steps."""
@@ -459,6 +463,7 @@ def test_a_part_of_the_data_may_be_missing(monkeypatch):
     same_bits(auto, fixed)
 
 
+@pytest.mark.slow
 def test_two_replicas(two_devices, capsys):
     x, y = rows(32), rows(32, 2, seed=1)
     trained = {}
@@ -519,6 +524,7 @@ def test_a_model_that_hides_its_memory_is_refused():
         trainer.step(tf.sparse.from_dense(np.eye(8, dtype="float32")), rows(8, 1))
 
 
+@pytest.mark.slow
 def test_one_micro_batch_at_a_time_where_two_do_not_fit(monkeypatch):
     monkeypatch.setattr(gradlab.runtime, "cores", lambda: 2)
     x, y = np.zeros([4, 128, 128, 3], "float32"), np.zeros([4, 1], "float32")
@@ -530,6 +536,7 @@ def test_one_micro_batch_at_a_time_where_two_do_not_fit(monkeypatch):
     assert (model.microbatch_size, model.in_flight) == (1, 1)
 
 
+@pytest.mark.slow
 def test_the_size_is_chosen_again_for_another_loss_or_a_larger_batch(capsys):
     x, y = rows(64), rows(64, 2)
     model, fixed = prepared(network(), "auto"), prepared(network(), 1)
@@ -551,6 +558,7 @@ def test_the_size_is_chosen_again_for_another_loss_or_a_larger_batch(capsys):
     assert model.microbatch_choice in capsys.readouterr().out and model.microbatch_size > 1
 
 
+@pytest.mark.slow
 def test_a_size_that_memory_limits_stays(monkeypatch):
     chosen = []
     choose = AutoSize.choose
@@ -572,6 +580,7 @@ def test_a_size_that_memory_limits_stays(monkeypatch):
     assert len(chosen) == 2 and model.microbatch_size == 4
 
 
+@pytest.mark.slow
 def test_a_larger_batch_for_which_nothing_fits_keeps_the_size(monkeypatch):
     model = prepared(network(), "auto", 500 * MEBIBYTE)
     model.fit(rows(4), rows(4, 2), batch_size=4, verbose=0)
@@ -609,6 +618,7 @@ def test_workers_with_unequal_parts_that_all_fit_do_not_speak_of_the_least(monke
     assert "least" not in said[28] and said[5].endswith(", on the worker that allows least; here 9")
 
 
+@pytest.mark.slow
 def test_a_gpu_begins_with_the_whole_batch_and_survives(monkeypatch):
     """Its allocator reports when memory ends."""
     devices = tf.config.list_logical_devices
@@ -650,6 +660,7 @@ def test_a_loss_over_the_whole_batch_may_be_what_does_not_fit(monkeypatch):
         model.fit(rows(8), batch_size=8, verbose=0)
 
 
+@pytest.mark.slow
 def test_two_passes_survive_too(monkeypatch):
     """A window of 17 examples in micro-batches of 4 is computed forward twice: it fails in each of
     the ten."""
@@ -680,6 +691,7 @@ def test_two_passes_survive_too(monkeypatch):
         has_bits(auto, expected, number)
 
 
+@pytest.mark.slow
 def test_averages_of_batch_normalization_move_once_in_a_window_that_fails(monkeypatch):
     choosing(monkeypatch, 4)
     auto, fixed = (
@@ -791,6 +803,7 @@ def test_several_replicas_need_a_memory_that_is_known(two_devices, monkeypatch):
         model.fit(rows(8), rows(8, 2), batch_size=8, verbose=0)
 
 
+@pytest.mark.slow
 def test_a_trainer_says_the_choice(capsys, two_devices):
     data = tf.data.Dataset.from_tensors((rows(16), rows(16, 2)))
     for strategy, in_flight in ((None, 1), (None, "auto"), (two_devices, "auto")):
