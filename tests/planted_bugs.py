@@ -610,7 +610,7 @@ BUGS = (
     Bug(
         "a_new_loss_of_keras_is_taken_for_one_by_example",
         "gradlab/fit/keras_private.py",
-        "        and function.__name__ in BY_EXAMPLE\n",
+        '        and getattr(function, "__name__", "") in BY_EXAMPLE\n',
         "",
         ("tests/fit/test_keras_private.py",),
     ),

@@ -281,7 +281,7 @@ def is_by_example(loss: keras.losses.Loss) -> bool:
     function = function_of_loss(loss)[0]
     return (
         getattr(function, "__module__", None) == keras.losses.mean_squared_error.__module__
-        and function.__name__ in BY_EXAMPLE
+        and getattr(function, "__name__", "") in BY_EXAMPLE
         and getattr(type(loss), "call", None) is LossFunctionWrapper.call
     )
 
