@@ -23,10 +23,10 @@ class Microbatch(NamedTuple):
         state: the state for the next micro-batch, with the structure and shapes of the incoming
             state.
         share: the factor of the loss when it is differentiated, a scalar. None: the weight.
-        examples: (loss of each example, share of each) or None. If given, the sum of share * loss
-            over the examples is differentiated instead of the factor times the mean loss. It must
-            have the same gradient; computing it takes fewer operations. A share of None counts as
-            1.
+        examples: (losses, shares) or None. If given, the sum of share * loss is differentiated
+            instead of the factor times the mean loss: with one of each for an example, the same
+            gradient in fewer operations; or that of another function than the loss that is kept. A
+            share of None counts as 1.
     """
 
     loss: tf.Tensor

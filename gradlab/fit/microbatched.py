@@ -311,7 +311,7 @@ class _Steps:
         """Creates the function that `evaluate` calls."""
         with self._model.distribute_strategy.scope():
             self._evaluation.build()
-        return self._make("test", force, lambda specs: self._evaluation.build())
+        return self._make("test", force, before=lambda specs: None)
 
     def make_predict_function(self, force: bool = False) -> Any:
         """Creates the function that `predict` calls."""
@@ -326,8 +326,8 @@ class _Steps:
         Args:
             kind: "train", "test" or "predict".
             force: as in Keras.
-            before: called with the types of (x, y, sample_weight) before the function is traced, if
-                they are known.
+            before: called with the types of (x, y, sample_weight), if they are known, after all
+                variables were created and before the function is traced. None: it needs none.
             after: called after each call.
         """
         model = self._model

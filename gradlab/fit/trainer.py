@@ -26,7 +26,6 @@ from gradlab.fit.program.input_checks import (
     check_batch_losses,
     check_in_flight,
     check_lengths,
-    check_model,
     one_sentence_errors,
 )
 from gradlab.fit.program.precut import is_precut, join, specs_of_microbatch, weighted
@@ -38,14 +37,16 @@ from gradlab.fit.run.dataset_windows import DatasetWindows
 from gradlab.fit.run.settings import learning_rate_variable, settings_of
 from gradlab.fit.run.stopping import StopSignals, sentence
 from gradlab.fit.run.trainer_checks import (
+    check_accumulation,
     check_dataset,
-    check_fit,
+    check_fit_options,
+    check_model,
     check_objects,
     check_options,
     checked_weights,
     optimizer_of,
 )
-from gradlab.fit.sizes.auto_size import AutoSize, check_trainer, checked_size
+from gradlab.fit.sizes.auto_size import AutoSize, checked_size
 
 
 class Trainer:
@@ -120,7 +121,7 @@ class Trainer:
         check_objects(strategy, loss, accumulation)
         check_in_flight(in_flight)
         check_batch_losses(batch_losses)
-        check_trainer(microbatch_size, accumulation)
+        check_accumulation(accumulation, microbatch_size)
         self.model = model
         self.optimizer = optimizer_of(optimizer)
         self.strategy = strategy or tf.distribute.get_strategy()
@@ -273,7 +274,7 @@ class Trainer:
         """
         _checks.positive_integer("updates", updates)
         _checks.positive_integer("checkpoint_every", checkpoint_every)
-        check_fit(on_update, verbose, allow_changes)
+        check_fit_options(on_update, verbose, allow_changes)
         check_dataset(dataset)
         if checkpoint_dir is None:
             return self._train(dataset, updates, Position(), lambda position: 0, on_update, verbose)

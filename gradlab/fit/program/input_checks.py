@@ -17,52 +17,6 @@ from gradlab.fit.keras_private import has_own
 from gradlab.fit.losses.term import Term
 
 
-def check_model(
-    model: Any, optimizer: Any, strategy: tf.distribute.Strategy, skip_nonfinite: bool
-) -> None:
-    """Raises ValueError unless the model and the optimizer can be trained with the strategy."""
-    if not isinstance(model, keras.Model):
-        raise ValueError(f"model must be a keras.Model. Received: {model!r}")
-    if not model.built:
-        raise ValueError(
-            "model must be built, so that its weights are there: give it an Input, or call it on "
-            f"a batch once. Received: {model.name}, which is not built"
-        )
-    if not model.trainable_weights:
-        raise ValueError(
-            f"A model must have trainable variables to be trained. Received: {model.name}, with "
-            f"none among its {len(model.variables)} variables"
-        )
-    for name in ("train_step", "compute_loss"):
-        if has_own(model, name):
-            raise ValueError(
-                f"model must not have a {name} of its own, which a Trainer does not call: give the "
-                "Trainer a loss, or use gradlab.microbatched or gradlab.value_and_gradients. "
-                f"Received: {type(model).__name__}.{name}"
-            )
-    check_no_accumulation(optimizer)
-    for kind, owner, variable in (
-        ("model", model, model.trainable_weights[0]),
-        ("optimizer", optimizer, optimizer.iterations),
-    ):
-        if strategy.extended.variable_created_in_scope(variable.value):
-            continue
-        if not tf.distribute.has_strategy() and strategy is tf.distribute.get_strategy():
-            raise ValueError(
-                f"{kind} must be trained with the strategy in whose scope it was made. Received: "
-                "strategy=None"
-            )
-        raise ValueError(
-            f"{kind} must be made in the strategy's scope: `with strategy.scope():`. Received: "
-            f"{owner.name}, made outside of {type(strategy).__name__}'s"
-        )
-    if skip_nonfinite and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        raise ValueError(
-            "skip_nonfinite must be False with a LossScaleOptimizer, which learns its scale from "
-            f"what is not finite. Received: {skip_nonfinite!r}"
-        )
-
-
 def check_no_accumulation(optimizer: Any) -> None:
     """Raises ValueError for an optimizer that accumulates by itself."""
     steps = getattr(optimizer, "gradient_accumulation_steps", None)

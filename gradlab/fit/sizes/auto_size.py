@@ -40,20 +40,6 @@ def checked_size(microbatch_size: Any, memory: Any) -> int | str:
     return microbatch_size if isinstance(microbatch_size, str) else int(microbatch_size)
 
 
-def check_trainer(microbatch_size: Any, accumulation: Any) -> None:
-    """Raises ValueError for what a `Trainer` cannot do unless the size is a number."""
-    if accumulation is not None and microbatch_size == GIVEN:
-        raise ValueError(
-            'accumulation must be None with microbatch_size="given": each batch of the dataset is '
-            f"a window then. Received: {accumulation!r}"
-        )
-    if accumulation is not None and microbatch_size == "auto":
-        raise ValueError(
-            'accumulation must be None with microbatch_size="auto": windows of a number of '
-            f"micro-batches would change with the size. Received: {accumulation!r}"
-        )
-
-
 class _Choice(NamedTuple):
     """A size, whether it is the whole first window, the number of micro-batches in flight, and the
     reason."""
