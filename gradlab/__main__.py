@@ -105,7 +105,7 @@ def _sweep(chosen: argparse.Namespace) -> int:
 
     def experiments() -> list:
         with _readable("FILE must be a TOML file that describes a sweep", chosen.file):
-            return _module("lab.experiments.sweep_file").read(chosen.file)
+            return _module("lab.experiments.jobs.sweep_file").read(chosen.file)
 
     results = _train(chosen, experiments)
     _print_summaries(results, chosen.json)
@@ -225,7 +225,7 @@ def _train(chosen: argparse.Namespace, experiments: Callable[[], list]) -> list:
     if chosen.dask:
         # A missing package is an error before TensorFlow starts
         importlib.import_module("distributed")
-    sweep = _module("lab.experiments.sweep")
+    sweep = _module("lab.experiments.jobs.sweep")
     _make_folder("--cache", chosen.cache)
     made = experiments()
     towers = max((experiment.towers for experiment in made), default=1)
@@ -255,7 +255,7 @@ def _executor(chosen: argparse.Namespace) -> Iterator:
         with Client(chosen.dask) as client:
             yield client.get_executor()
     elif chosen.processes != 1:
-        pool = _module("lab.experiments.sweep").processes(chosen.processes)
+        pool = _module("lab.experiments.jobs.sweep").processes(chosen.processes)
         try:
             yield pool
         except BaseException:

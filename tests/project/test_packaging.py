@@ -37,8 +37,8 @@ ON_DEMAND = {
     ("lab", "classroom", "kernels.py"): {"jupyter-server"},
     ("lab", "classroom", "page_socket.py"): {"jupyter-server", "tornado", "voila"},
     ("lab", "classroom", "local_cluster.py"): {"distributed"},
-    ("lab", "experiments", "cluster.py"): {"distributed"},
-    ("lab", "experiments", "stream.py"): {"distributed"},
+    ("lab", "experiments", "jobs", "cluster.py"): {"distributed"},
+    ("lab", "experiments", "jobs", "stream.py"): {"distributed"},
     ("auditing", "pytest_plugin.py"): {"pytest"},
     ("auditing", "trajectory_plot.py"): {"matplotlib"},
 }
