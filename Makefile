@@ -5,6 +5,7 @@ BROWSER ?= yes
 HOST    ?= 127.0.0.1
 THEME   ?= light
 WORKERS ?= 3
+CHOICE  ?= -m "not slow"
 
 # A port that was asked for is the port or an error; the usual one moves on when it is taken.
 PORT_FLAGS := $(if $(filter file,$(origin PORT)),,--ServerApp.port_retries=0)
@@ -18,7 +19,8 @@ help:
 	@echo "make test        run the tests, the notebooks and the browser tests; with more cores: make test WORKERS=8"
 	@echo "make test-changed  run the tests of the modules that you have changed since the last commit"
 	@echo "make test-slow   run the tests that take long: lost workers, kills, memory, Keras' own tests, notebooks that train"
-	@echo "make test-helper run the tests of the helper alone, without the lab, the notebooks and the browser"
+	@echo "make test-helper run the tests of the helper alone, without the lab, the notebooks and the browser; those that"
+	@echo "                 take long, too: make test-helper CHOICE="
 	@echo "make test-lowest run the helper's tests on the lowest TensorFlow and Keras that gradlab supports"
 	@echo "make test-versions  run only those that other versions would break first"
 	@echo "make test-next   run the helper's tests on the next TensorFlow and Keras: pre-releases and nightly builds"
@@ -61,7 +63,7 @@ HELPER_TESTS := $(foreach name,averaging accumulator window static_graph runtime
     tests/fit tests/measure tests/drawing tests/lab/experiments/test_methods.py
 
 test-helper: .venv/ready
-	.venv/bin/python $(PYTEST) -m "not slow" $(HELPER_TESTS)
+	.venv/bin/python $(PYTEST) $(CHOICE) $(HELPER_TESTS)
 
 # What other versions of Keras and TensorFlow would break first: their private parts, and the update of each kind of model.
 VERSION_TESTS := $(foreach name,averaging accumulator window static_graph,tests/test_$(name).py) \
@@ -71,12 +73,12 @@ LOWEST := $(HELPER_TESTS)
 
 # Old versions warn of what the new ones have changed.
 test-lowest: .venv-lowest/ready
-	.venv-lowest/bin/python $(PYTEST) --override-ini filterwarnings= -m "not slow" $(LOWEST)
+	.venv-lowest/bin/python $(PYTEST) --override-ini filterwarnings= $(CHOICE) $(LOWEST)
 
-test-versions: ; @$(MAKE) --no-print-directory test-lowest LOWEST="$(VERSION_TESTS)"
+test-versions: ; @$(MAKE) --no-print-directory test-lowest CHOICE= LOWEST="$(VERSION_TESTS)"
 
 test-next: .venv-next/ready
-	.venv-next/bin/python $(PYTEST) -m "not slow" $(HELPER_TESTS)
+	.venv-next/bin/python $(PYTEST) $(CHOICE) $(HELPER_TESTS)
 
 # Deno is a linter, formatter and type checker for the lab's JavaScript; its settings are in deno.json.
 DENO := DENO_NO_UPDATE_CHECK=1 .venv/bin/deno

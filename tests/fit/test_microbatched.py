@@ -167,6 +167,7 @@ def test_options(name, args, float64):
     check(microbatch_size=3, x=x, y=y, **args, tolerance=1e-12)
 
 
+@pytest.mark.slow
 def test_history_and_metrics_are_the_large_batch_s(float64):
     x, y = large_batch.data("two_by_two", 16)
     losses = large_batch.loss("two_by_two")
@@ -526,6 +527,7 @@ def mean_of_squares(y, y_pred):
     return tf.reduce_mean((y_pred - tf.cast(y, y_pred.dtype)) ** 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind, loss",
     [(keras.Model, [mean_of_squares, OneNumber()]), (OwnNumber, "mse"), (CallsSuper, "mse")],

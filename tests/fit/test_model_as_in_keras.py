@@ -305,6 +305,7 @@ ADDED = {
 ADDED_ARE = {"mean": "mean", "sum": "sum", "example": "sum", "feature": "mean", "integers": "sum"}
 
 
+@pytest.mark.slow
 def test_losses_that_layers_add(recwarn):
     """Each kind has a branch of its own, so that the branch's weights tell which kind is wrong."""
 
@@ -326,6 +327,7 @@ def test_losses_that_layers_add(recwarn):
     assert not [warning for warning in recwarn if "add" in str(warning.message)]
 
 
+@pytest.mark.slow
 def test_an_added_loss_beside_losses_of_other_divisors():
     def build():
         inputs = keras.Input([5], dtype="int32")
@@ -524,6 +526,7 @@ class MoreThanTheLoss(keras.Sequential):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "sizes"), [(OwnLoss, (1, 8)), (SumLoss, (1,)), (MoreThanTheLoss, ())]
 )
@@ -724,6 +727,7 @@ def of_sparse(x):
 SPARSE = np.where(np.abs(X) > 0.5, X, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "x", [scipy.sparse.csr_matrix(SPARSE), tf.sparse.from_dense(SPARSE)], ids=["scipy", "tf"]
 )

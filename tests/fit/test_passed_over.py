@@ -297,6 +297,7 @@ def test_one_example_may_be_too_few():
     assert_equal(network, fitted(hardest), 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", [
     lambda: tf.distribute.MirroredStrategy(["CPU:0"]), lambda: tf.distribute.OneDeviceStrategy("CPU:0"),
     tf.distribute.experimental.CentralStorageStrategy,

@@ -316,6 +316,7 @@ class Interrupted(Exception):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "form, accumulation", [("dataset", None), ("function", lambda update: 1 + update // 3)]
 )
@@ -463,6 +464,7 @@ def losses_and_weights(first, weighted_first, spoil=None):
 unspoiled = functools.cache(losses_and_weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SPOILING)
 @pytest.mark.parametrize("first", [True, False])
 def test_a_window_that_cannot_be_compiled_changes_nothing_for_those_after_it(case, first):

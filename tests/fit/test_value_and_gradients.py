@@ -243,6 +243,7 @@ def test_two_optimizers_and_a_gradient_penalty(float64):
     assert_close(found[1], found[0], 1e-11)
 
 
+@pytest.mark.slow
 def test_on_two_devices_each_replica_computes_its_own(float64, two_devices):
     x, noise = rows(12, 4), rows(12, 2, seed=1)
     found = []

@@ -36,6 +36,7 @@ def test_what_cannot_travel_is_refused_before_a_process_starts():
         call_in_new_process(len, threading.Lock())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     sys.platform != "linux", reason="the peak of a process can only be read on Linux"
 )

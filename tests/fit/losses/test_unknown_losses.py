@@ -143,6 +143,7 @@ def test_a_subclass_of_a_loss_of_keras_is_looked_at():
         model.fit(X, Y, **FIT)
 
 
+@pytest.mark.slow
 def test_a_mean_that_is_said_to_be_one_needs_one_pass_and_gives_the_same():
     def squares(y, y_pred):
         return ops.mean((y - y_pred) ** 2)

@@ -168,6 +168,7 @@ def layer_called_twice():
     return keras.Model(inputs, keras.layers.Dense(3)(dense(dense(inputs))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [model_with_state, layer_called_twice])
 def test_the_choice_changes_no_bit(build, four_cores):
     """With dropout, whose masks differ from micro-batch to micro-batch, and moving averages."""

@@ -215,7 +215,13 @@ def padded(parts):
     ]
 
 
-@pytest.mark.parametrize("case", CASES)
+QUICK = ("masked tokens", "two losses", "targets of any length", "the whole batch")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES],
+)
 def test_fit_equals_keras_on_the_padded_batch(case):
     build, parts, loss, options = CASES[case]
     # The metrics must be new: Keras does not reset those that another model has used before the
@@ -240,6 +246,7 @@ def test_fit_equals_keras_on_the_padded_batch(case):
         np.testing.assert_allclose(result[name], value, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_it_is_equal_in_float64(float64):
     large = network(recurrent=True)
     small = microbatched(network(recurrent=True), "given")
@@ -252,6 +259,7 @@ def test_it_is_equal_in_float64(float64):
     assert difference(small, large) < 1e-12
 
 
+@pytest.mark.slow
 def test_nothing_is_traced_again_for_other_lengths():
     model = microbatched(network(), "given")
     traced = next(layer for layer in model.layers if isinstance(layer, Traced))
@@ -282,6 +290,7 @@ def test_only_the_tokens_of_a_micro_batch_are_computed():
     assert sizes == expected and max(rows * width for rows, width, _ in sizes) <= 40 < 12 * 20
 
 
+@pytest.mark.slow
 def test_steps_per_execution_validation_and_several_in_flight():
     whole = windows(TEXTS, NEXT)
     parts = microbatched(network(), "given", in_flight=2)
@@ -306,6 +315,7 @@ def test_a_batch_that_is_not_cut_is_one_micro_batch():
     assert small.microbatch_size is None and small.in_flight == 1
 
 
+@pytest.mark.slow
 def test_trainer_equals_keras_and_resumes_to_the_bit(tmp_path):
     large = in_keras(network(), crossentropy(True))
     large.fit(PADDED, NEXT.to_tensor(), batch_size=12, shuffle=False, epochs=2, verbose=0)
@@ -338,6 +348,7 @@ def test_trainer_weighs_by_weight_fn():
     assert difference(*models) < 1e-5 and step.weights.sum() == LENGTHS.sum()
 
 
+@pytest.mark.slow
 def test_weight_fn_sees_the_padding_of_the_dataset():
     models = [network(masked=False) for _ in range(2)]
 
@@ -363,6 +374,7 @@ def test_weight_fn_sees_the_padding_of_the_dataset():
     assert trainer.step(x, y[1]).weights.sum() == LENGTHS.sum()
 
 
+@pytest.mark.slow
 def test_windows_and_padded_batches_in_turn():
     large = in_keras(network(), crossentropy(True))
     small = network()

@@ -139,6 +139,7 @@ def wide():
     )
 
 
+@pytest.mark.slow
 def test_the_size_fits_the_memory():
     x, y = np.zeros([32, 128, 128, 3], "float32"), np.zeros([32, 1], "float32")
     planned = plan(wide(), "mse", "adam", (x[:1], y[:1]))
@@ -210,6 +211,7 @@ def test_a_window_that_runs_out_of_memory_is_computed_again_with_half_the_size(m
             has_bits(auto, expected, case)
 
 
+@pytest.mark.slow
 def test_several_windows_may_run_out_of_memory(monkeypatch):
     choosing(monkeypatch, 4)
     x, y = rows(51), rows(51, 2, seed=1)

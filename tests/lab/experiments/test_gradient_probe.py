@@ -27,6 +27,7 @@ def few_images(monkeypatch):
     monkeypatch.setitem(datasets.TRAINING_EXAMPLES, "mnist", EXAMPLES)
 
 
+@pytest.mark.slow
 def test_the_law_holds_at_fixed_weights():
     look = probe(WAY, after=5, count=60)
     assert look.losses.shape == look.cosines.shape == (60, 16) and look.window_cosines.shape == (

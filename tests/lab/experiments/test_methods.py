@@ -126,6 +126,7 @@ KINDS = [
 ]
 
 
+@pytest.mark.slow
 @given(
     kind=st.sampled_from(KINDS),
     microbatch_size=st.integers(1, 9),

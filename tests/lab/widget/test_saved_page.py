@@ -73,6 +73,7 @@ def test_the_recorded_toy_is_that_of_the_lab():
     assert kept["start"] == toy.START.tolist() and kept["looked_at"] == toy.LOOKED_AT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(record.STEPS)))
 def test_recorded_runs_agree_with_fresh_ones(number):
     """Machines differ in the last digits, which training amplifies: the means over seeds agree in

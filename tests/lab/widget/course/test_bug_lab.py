@@ -179,6 +179,7 @@ def rounds(seed, count):
     return found
 
 
+@pytest.mark.slow
 def test_rounds_differ_and_a_seed_repeats_them():
     found = rounds(seed=0, count=30)
     assert rounds(seed=0, count=8) == found[:8] != rounds(seed=1, count=8)
