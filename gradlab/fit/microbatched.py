@@ -150,6 +150,9 @@ class _Steps:
     ):
         self._model = model
         self._in_flight = in_flight
+        # That choice is made for one example, and a size that is chosen later may be a large one.
+        is_open = microbatch_size == "auto" and in_flight == "auto"
+        self._forward_in_flight = 1 if is_open else in_flight
         self._is_quiet = True
         self._batch_losses = batch_losses
         self._targets: Any = None
@@ -238,7 +241,7 @@ class _Steps:
             with_metrics=True,
             updates_started=None if self._auto is None else self._auto.updates_started,
         )
-        self._evaluation = WindowEvaluation(model, evaluation, size, self._in_flight, jit)
+        self._evaluation = WindowEvaluation(model, evaluation, size, self._forward_in_flight, jit)
         model.train_function = model.test_function = model.predict_function = None
 
     def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
@@ -400,7 +403,7 @@ class _Steps:
         x = map_tensors(as_tensor, keras.utils.unpack_x_y_sample_weight(data)[0])
         jit = self._model.compiled and self._model.jit_compile
         return predict_in_microbatches(
-            self._model, x, self._microbatch_size, in_flight=self._in_flight, jit=jit
+            self._model, x, self._microbatch_size, in_flight=self._forward_in_flight, jit=jit
         )
 
     def _batch(self, data: Any, training: bool) -> tuple:

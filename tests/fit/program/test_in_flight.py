@@ -6,7 +6,8 @@ import pytest
 import tensorflow as tf
 
 import gradlab
-from gradlab import runtime
+from gradlab import runtime, window
+from gradlab.fit import evaluation
 from gradlab.fit.program import in_flight, window_program
 from gradlab.fit.program.in_flight import MEBIBYTE, SMALL, activation_bytes, choose
 
@@ -182,13 +183,14 @@ def test_the_choice_changes_no_bit(build, four_cores):
 def loops(monkeypatch):
     """Records how each loop over micro-batches runs: (micro-batches at once, whether it adds in
     place)."""
-    found, accumulate = [], window_program.accumulate
+    found = []
 
     def recorded(*args, accumulators=None, loop, **kwargs):
         found.append((loop.in_flight, bool(accumulators)))
-        return accumulate(*args, accumulators=accumulators, loop=loop, **kwargs)
+        return window.accumulate(*args, accumulators=accumulators, loop=loop, **kwargs)
 
-    monkeypatch.setattr(window_program, "accumulate", recorded)
+    for module in (window_program, evaluation):
+        monkeypatch.setattr(module, "accumulate", recorded)
     return found
 
 
@@ -205,6 +207,17 @@ def test_the_loop_is_the_chosen_one(four_cores, monkeypatch):
     model.compile("sgd", "mse")
     model.train_on_batch(X, X[:, :3])  # no iterator of tf.data shows the types beforehand
     assert found == [(1, True)] and model.in_flight == 1
+
+
+def test_an_automatic_size_is_evaluated_one_micro_batch_at_a_time(four_cores, monkeypatch):
+    found = loops(monkeypatch)
+    for asked, count in (("auto", 1), (2, 2)):
+        model = gradlab.microbatched(model_with_state(), "auto", in_flight=asked)
+        model.compile("sgd", "mse")
+        model.evaluate(X, X[:, :3], verbose=0)
+        model.predict(X, verbose=0)
+        assert found == [(count, False)] * 2
+        found.clear()
 
 
 class Traced(keras.layers.Layer):
