@@ -59,8 +59,7 @@ def checkpoints_in(folder):
 
 @pytest.fixture
 def untraced():
-    """For what a run refuses before its first update, the function that makes updates need not be
-    traced."""
+    """Runs without traces: what a run refuses, it refuses before the first update."""
     with eagerly():
         yield
 
