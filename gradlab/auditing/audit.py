@@ -158,7 +158,7 @@ class _AuditRun:
         self._seen = seen
 
     def _judge_nan(self, probe: ProbeTraining, found: list[np.ndarray]) -> None:
-        """What the loop does with a NaN, which need not be a bug."""
+        """What the loop does with a NaN, which may be right."""
         problem = probe.make()
         before = self._known[0]
         if all(np.isfinite(weights).all() for weights in trajectory(problem, before.rules)):

@@ -84,7 +84,7 @@ def microbatched(
       from Keras' `fit` whatever the size of the micro-batch.
 
     Args:
-        model: any Keras model: functional, sequential or subclassed. It need not be compiled yet.
+        model: any Keras model: functional, sequential or subclassed. It may be compiled later.
         microbatch_size: the number of examples of a micro-batch; the last one of a batch may be
             smaller. "auto": the largest that fits in memory. gradlab plans the memory before the
             first update, computes a micro-batch to see that it fits, and prints the choice unless

@@ -70,7 +70,7 @@ def value_and_gradients(
         variables: what to differentiate with respect to: variables of TensorFlow or Keras, or a
             nest of them.
         data: a tuple of the arguments of `loss`: nests of tensors with the same number of examples.
-            A single argument need not be in a tuple. None where an argument is missing.
+            A single argument may stand without a tuple. None where an argument is missing.
         microbatch_size: the number of examples of a micro-batch; the last one of a batch may be
             smaller.
         reduction: what the scalars are: "mean" for means over the examples; "sum" for sums over

@@ -136,7 +136,7 @@ def check(model: keras.Model, replicas: int) -> None:
         ):
             raise ValueError(
                 f"{layer.name} must not be synchronized: replicas would wait for each other in "
-                "every micro-batch, and windows need not be equally long. Use synchronized=False, "
+                "every micro-batch, and windows may differ in length. Use synchronized=False, "
                 "GroupNormalization or LayerNormalization. Received: synchronized=True on "
                 f"{replicas} replicas"
             )

@@ -161,7 +161,7 @@ def _training_times(
 def _square(
     noise_scale: float, b: int, devices: int, microbatch_seconds: float, update_seconds: float
 ) -> float:
-    """The square of the best k, which need not be a whole number."""
+    """The square of the best k, which may be a fraction."""
     return noise_scale * update_seconds / (devices * b * microbatch_seconds)
 
 

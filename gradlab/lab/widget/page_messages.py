@@ -203,7 +203,7 @@ class PageMessages:
         return found
 
     def _current_point(self, run: Run, over: bool) -> dict | None:
-        """The point of the current run; while it runs, computed so seldom that it takes little
+        """The point of the current run; while it runs, computed so rarely that it takes little
         time."""
         before, point, due = self._point or (None, None, 0.0)
         if before is not run or time.monotonic() >= due or (over and due < math.inf):
