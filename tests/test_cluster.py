@@ -247,6 +247,13 @@ def test_a_worker_that_ignores_termination_is_killed(tmp_path):
     wait_until(lambda: gone(int(pid)))
 
 
+DIES = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+
+
+def test_a_killed_worker_is_no_success():
+    assert cluster.launch([sys.executable, "-c", DIES], 2, io.StringIO()) == 128 + signal.SIGKILL
+
+
 SHOW = "import os; print(os.environ['TF_CONFIG'])"
 
 
