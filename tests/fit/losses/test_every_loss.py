@@ -6,6 +6,7 @@ A loss that a later release of Keras adds must be put into one of the tables bel
 import inspect
 
 import keras
+import large_batch
 import numpy as np
 import pytest
 from keras import ops
@@ -173,3 +174,17 @@ def test_every_loss_is_in_one_table():
     }
     here = {type(make()).__name__ for make, *_ in EQUAL}
     assert classes - here - set(IN_TWO_PASSES) - ELSEWHERE == set(), "put these losses into a table"
+
+
+def test_weights_of_masked_tokens_do_not_count_in_a_mean_by_weights():
+    x, y = large_batch.data("masked", 19)
+    weights = np.linspace(0.2, 2, 19 * 5).reshape(19, 5)
+    loss = {"from_logits": True, "reduction": "mean_with_sample_weight"}
+
+    def run(model):
+        model.compile(keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(**loss))
+        return history(
+            model.fit(x, y, sample_weight=weights, batch_size=8, shuffle=False, verbose=0)
+        )
+
+    assert_equal(lambda: large_batch.build("masked"), run, 3)
