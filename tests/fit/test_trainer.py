@@ -759,3 +759,21 @@ def test_checkpoints_of_another_model(tmp_path):
         match="^checkpoint_dir must hold checkpoints of this model and optimizer, or none",
     ):
         trainer_for("convolutional", 3).fit(data, 1, checkpoint_dir=tmp_path)
+
+
+def test_weights_of_a_function_multiply_those_of_the_window():
+    x = np.random.default_rng(0).normal(size=(7, 4)).astype("float32")
+    y = x.sum(axis=1, keepdims=True)
+    given = np.linspace(0.5, 2, 7).astype("float32")
+    trained = []
+    for weight_fn, sample_weight in (
+        (None, given * np.arange(1, 8, dtype="float32")),
+        (lambda x, y: tf.range(1.0, 8.0), given),
+    ):
+        model = model_of(keras.layers.Dense(1, kernel_initializer="zeros"))
+        optimizer = keras.optimizers.SGD(0.1)
+        loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+        gradlab.Trainer(model, optimizer, loss, 3, weight_fn=weight_fn).step(x, y, sample_weight)
+        trained.append(model.get_weights())
+    for one, other in zip(*trained, strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-5)
