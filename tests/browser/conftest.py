@@ -42,8 +42,11 @@ def pytest_runtest_makereport(item, call):
         return
     for context in chromium.contexts:
         for page in context.pages:
-            shown = page.evaluate("() => document.body.innerText")
-            report.sections.append((f"page {page.url}", shown[-3000:]))
+            try:
+                shown = page.locator("body").inner_text(timeout=5000)[-3000:]
+            except Exception as error:  # of a page that has crashed, or whose browser was killed
+                shown = repr(error)
+            report.sections.append((f"page {page.url}", shown))
 
 
 @pytest.fixture(scope="session")
