@@ -34,7 +34,9 @@ def project(tmp_path, monkeypatch):
 def test_every_bug_can_be_planted_and_has_its_targets():
     for bug in BUGS:
         assert bug.new != bug.old, bug.name
-        ast.parse(planted_text(ROOT, bug))
+        text = planted_text(ROOT, bug)
+        if bug.file.endswith(".py"):
+            ast.parse(text)
         tests = ""
         for target in bug.targets:
             file, _, function = target.partition("::")

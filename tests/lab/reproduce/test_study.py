@@ -252,6 +252,13 @@ def test_the_noise_scale_is_judged_by_its_mean_and_its_growth(first, last, holds
     assert [claim.holds for claim in noise_scale.judge(scale_rows(first, last))] == holds
 
 
+def test_the_noise_scale_has_to_grow_from_each_seed():
+    rows = scale_rows(200, 1600)
+    for row in rows[-noise_scale.PARTS :]:
+        row["noise_scale"] = 900.0  # the last seed's does not grow
+    assert [claim.holds for claim in noise_scale.judge(rows)] == [True, False]
+
+
 def accuracy_rows(best: int, width) -> list[dict]:
     """Accuracies that fall by one point for each doubling away from the best batch, at
     `width(batch)` base rates."""

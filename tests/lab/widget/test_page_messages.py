@@ -56,6 +56,25 @@ def test_a_page_that_asks_during_a_run_has_its_result_at_the_end(make, permits):
     assert page.ask()["runs"][0]["first"] == 60 and page.last["again"] is None
 
 
+def test_a_page_asks_until_the_run_is_over_and_not_only_until_its_last_update(make, monkeypatch):
+    over, updates_of = threading.Event(), run_module.updates_of
+
+    def held(job, stop):
+        yield from updates_of(job, stop)
+        assert over.wait(LIMIT)
+
+    monkeypatch.setattr(run_module, "updates_of", held)
+    lab = make(updates=5, hide=())
+    page = Page(lab)
+    lab.run()
+    wait_until(lambda: updates_made(lab) == 5)
+    again = page.ask()["again"]
+    over.set()
+    assert again is not None
+    lab.wait()
+    assert page.ask()["again"] is None
+
+
 def test_nothing_is_sent_from_another_thread(make, monkeypatch):
     """Some hosts drop such messages. The page must get everything without them."""
     send, dropped = ipywidgets.Widget._send, []
