@@ -82,7 +82,7 @@ test-next: .venv-next/ready
 
 # Deno is a linter, formatter and type checker for the lab's JavaScript; its settings are in deno.json.
 DENO := DENO_NO_UPDATE_CHECK=1 .venv/bin/deno
-JAVASCRIPT := $(wildcard gradlab/lab/widget/*.js)
+JAVASCRIPT := $(wildcard gradlab/lab/widget/*.js gradlab/lab/widget/*/*.js)
 
 style: .venv/ready
 	.venv/bin/ruff check .

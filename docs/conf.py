@@ -21,6 +21,7 @@ from sphinx.domains.python import PyClasslike
 from sphinx.ext.napoleon.docstring import GoogleDocstring
 
 import gradlab
+from gradlab.lab.widget import presets, saved_page
 
 DOCS = pathlib.Path(__file__).resolve().parent
 ROOT = DOCS.parent
@@ -30,7 +31,13 @@ author = "The gradlab authors"
 project_copyright = author
 version = release = gradlab.__version__
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+extensions = [
+    "myst_nb",
+    "sphinx_copybutton",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+]
 exclude_patterns = ["_build"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"  # pages show the outputs that are saved in the notebooks
@@ -94,6 +101,14 @@ def copy_pages() -> None:
             page.write_bytes(content)
 
 
+def write_front_lab() -> None:
+    """Writes the lab of the front page, which index.md includes."""
+    page = saved_page.page(presets.experiment(0, {"accumulation_steps": 1}), tour=True)
+    target = DOCS / "_build" / "lab.html"
+    target.parent.mkdir(exist_ok=True)
+    target.write_text(page, encoding="utf-8")
+
+
 def rewrite_links(app, docname: str, content: list[str]) -> None:
     """Makes links that are relative to a file of the repository relative to its page."""
     pages = {**copies(), ROOT / "README.md": DOCS / "index.md"}
@@ -149,6 +164,7 @@ def whole_docstring(docstring: GoogleDocstring) -> tuple[str, list[str]]:
 def setup(app) -> None:
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     copy_pages()
+    write_front_lab()
     app.add_lexer("mermaid", TextLexer)
     for field in PyClasslike.doc_field_types:
         if field.name == "variable":

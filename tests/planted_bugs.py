@@ -1003,7 +1003,7 @@ BUGS = (
         "gradlab/lab/widget/controls.py",
         "values |= dict.fromkeys(BUDGETS) | {kind:",
         'values |= dict.fromkeys(BUDGETS) | {"updates":',
-        ("tests/lab/widget/test_lab_controls.py",),
+        ("tests/lab/widget/test_accumulation_lab.py",),
     ),
     Bug(
         "toy_floor_without_k",
@@ -1115,6 +1115,35 @@ BUGS = (
         "        return min(",
         "        return max(",
         ("tests/lab/widget/test_chart_rows.py", "tests/lab/widget/test_page_messages.py"),
+    ),
+    # ---- the training in a page without a kernel ----
+    Bug(
+        "page_applies_the_sum",
+        "gradlab/lab/widget/offline/training.js",
+        "const mean = window[i] / examples;",
+        "const mean = window[i];",
+        ("tests/browser/test_offline_training.py",),
+    ),
+    Bug(
+        "page_divides_by_k_times_b",
+        "gradlab/lab/widget/offline/training.js",
+        "this.divide(examples.length)",
+        "this.divide(b * losses.length)",
+        ("tests/browser/test_offline_training.py",),
+    ),
+    Bug(
+        "page_drops_the_tail",
+        "gradlab/lab/widget/offline/training.js",
+        "first < examples.length; first += b",
+        "first + b <= examples.length; first += b",
+        ("tests/browser/test_offline_training.py",),
+    ),
+    Bug(
+        "page_compares_windows_by_first_differences",
+        "gradlab/lab/widget/offline/run_rows.js",
+        "means[i] - 2 * means[i - 1] + means[i - 2]) ** 2 / 6",
+        "means[i] - means[i - 1]) ** 2 / 2",
+        ("tests/browser/test_offline_training.py",),
     ),
 )
 

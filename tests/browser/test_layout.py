@@ -105,16 +105,51 @@ def test_the_lab_fits_every_width_and_is_sharp(wide, ratio):
     assert heights[848] < heights[1008] < heights[1488]
 
 
+# All views of a run that is made up, with a pinned one and earlier ones beside it.
+DRAW = """async ([source, facts]) => {
+    const module = await import(URL.createObjectURL(new Blob([source], {type: "text/javascript"})));
+    const columns = ["loss", "lossDeviation", "accuracy", "accuracyDeviation", "noiseScale"];
+    const wave = (i) => Math.sin(12.9898 * i) * Math.cos(4.1414 * i * i);
+    const run = (number, style, k, end) => ({
+        number, style, k, b: 20, batch: 20 * k, name: `k = ${k}`, counts: [300], columns, perUpdate: 4,
+        rows: Float32Array.from(Array.from({length: 300}, (_, i) => [
+            (2.3 - end) * Math.exp(-i / 40) + end + 0.3 / k * wave(i), 0.2 / k,
+            i % 50 === 49 ? 95 - 10 * Math.exp(-i / 99) - 20 * end : NaN, 0.4, 900 - 850 * Math.exp(-i / 60),
+        ]).flat()),
+        dots: Float32Array.from({length: 1200}, (_, i) => 2.1 * Math.exp(-i / 160) + end + 0.2 * wave(i + 0.5)),
+    });
+    const runs = [run(1, 0, 5, 0.1), run(2, 1, 20, 0.05)];
+    const points = [1, 2, 10, 20, 50].map((k) => ({
+        k, b: 20, window: 0.17 / k ** 0.48, law: 0.17 / k ** 0.5, microbatch: 0.17,
+        milliseconds: 1 + k, mebibytes: 600 + k,
+    }));
+    const point = {...points[0], k: 5, window: 0.08, law: 0.076, milliseconds: 4.6, mebibytes: 604};
+    const data = {runs, current: runs[0], points, point, window: [], windowAt: 0, against: "updates",
+        experiment: {k: 5, b: 20, updates: 300}};
+    const root = document.querySelector(".gradlab-offline");
+    const views = document.createElement("div");
+    const toy = document.createElement("div");
+    views.className = "gradlab-offline-views";
+    const charts = Object.keys(module.VIEWS).map((name) => module.chart(name, () => data, root));
+    views.append(toy, ...charts.map(({node}) => node));
+    root.replaceChildren(views);
+    module.showOneUpdate({model: module.modelOf(facts, 5), el: toy});
+    charts.forEach(({schedule}) => schedule());
+}"""
+
+
 def view_pixels(page, theme: str) -> np.ndarray:
     from PIL import Image
 
     white, black = ("#ffffff", "#111111") if theme == "light" else ("#111111", "#eeeeee")
     style = f"html {{ background: {white}; color: {black}; }} body {{ margin: 0; width: 1000px; }}"
-    page.set_content(f"<!doctype html><style>{style}</style>{saved_page.page()}")
+    body = f'<div class="gradlab-lab gradlab-offline"></div><style>{saved_page.css()}</style>'
+    page.set_content(f"<!doctype html><style>{style}</style>{body}")
+    page.evaluate(DRAW, [saved_page.javascript(), {"toy": saved_page.toy_facts()}])
     until(lambda: "k = 5" in page.locator(".gradlab-words-losses").inner_text())
     frames(page)  # there is no event for drawn pixels
     return np.asarray(
-        Image.open(io.BytesIO(page.locator(".gradlab-recorded-views").screenshot())).convert("RGB"),
+        Image.open(io.BytesIO(page.locator(".gradlab-offline-views").screenshot())).convert("RGB"),
         int,
     )
 

@@ -1,14 +1,15 @@
 """A saved notebook as HTML, in a real Chromium without a kernel and without a network."""
 
+import re
 import subprocess
 import sys
 
 import pytest
-from lab_page import SCREENSHOTS, new_page, press, until
+from lab_page import SCREENSHOTS, frames, new_page, press, until
 from paths import ROOT
 
 from gradlab.lab.figures import toy
-from gradlab.lab.widget import record, saved_page
+from gradlab.lab.widget import presets, saved_page
 
 pytestmark = pytest.mark.browser
 
@@ -53,46 +54,120 @@ def opened(browser, exported):
         context.close()
 
 
-def test_without_a_kernel_k_moves_among_recorded_runs_and_the_toy_is_live(opened):
+def updates_of(lab, view="losses"):
+    return int(lab.locator(f"[data-view={view}]").get_attribute("data-updates"))
+
+
+def is_finished(lab):
+    return lab.get_attribute("data-state") == "finished"
+
+
+def test_without_a_kernel_every_slider_trains_in_the_page(opened):
     page = opened()
-    lab = page.locator(".gradlab-recorded").first
+    lab = page.locator(".gradlab-offline").first
     lab.scroll_into_view_if_needed()
-    slider = lab.locator("input[type=range]")
-    slider.wait_for()
     losses, noise, one_update = (
         lab.locator(f".gradlab-words-{name}") for name in ("losses", "noise", "toy")
     )
-    until(lambda: "k = 5, b = 20: from" in losses.inner_text())
-    until(lambda: one_update.inner_text() == toy.describe(toy.descend(5)), one_update.inner_text)
-    press(slider, "Home")
-    for run, steps in zip(saved_page.recorded()["runs"], record.STEPS):
-        until(
-            lambda steps=steps: f"k = {steps}, b = 20: from" in losses.inner_text(),
-            losses.inner_text,
-        )
-        until(
-            lambda steps=steps: one_update.inner_text() == toy.describe(toy.descend(steps)),
-            one_update.inner_text,
-        )
-        measured = f"k = {steps}: {run['point']['window']:.3f} nats measured"
-        until(lambda measured=measured: measured in noise.inner_text(), noise.inner_text)
-        press(slider, "ArrowRight")
+    until(lambda: is_finished(lab) and updates_of(lab) == 300, lab.inner_text)
+    assert "k = 5, b = 20: from" in losses.inner_text()
+    assert one_update.inner_text() == toy.describe(toy.descend(5))
+    first = re.search(r"k = 5: ([0-9.]+) nats measured", noise.inner_text())
+    # A larger window: less noise, by what is predicted from the first run to within a third
+    press(lab.locator("[data-control=accumulation_steps]"), "PageUp")
+    k = int(lab.locator("[data-control=accumulation_steps]").input_value())
+    assert k > 5
+    until(lambda: is_finished(lab) and f"k = {k}:" in noise.inner_text(), lab.inner_text)
+    assert one_update.inner_text() == toy.describe(toy.descend(k))
+    second = re.search(rf"k = {k}: ([0-9.]+) nats measured", noise.inner_text())
+    assert float(second[1]) == pytest.approx(float(first[1]) * (5 / k) ** 0.5, rel=0.34)
+    contrast = lab.locator(".gradlab-contrast").inner_text()
+    assert f"From k = 5 to {k}: noise ÷ {(k / 5) ** 0.5:.1f} predicted" in contrast
+    assert "before: k = 5, b = 20" in losses.inner_text()  # the run before stays in the views
+    press(lab.locator("[data-control=microbatch_size]"), "Home")
+    until(lambda: f"k = {k}, b = 1: from" in losses.inner_text(), losses.inner_text)
+    lab.locator("[data-control=optimizer]").select_option("sgd")
+    press(lab.locator("[data-control=learning_rate]"), "End")
+    until(lambda: "rate 1, sgd: from" in losses.inner_text(), losses.inner_text)
+    accuracy = lab.locator(".gradlab-words-accuracy")
+    lab.locator("[data-control=against]").select_option("examples")
+    until(lambda: "examples" in accuracy.inner_text(), accuracy.inner_text)
     press(lab.locator(".gradlab-toy-step"), "Enter")
     until(lambda: lab.locator(".gradlab-added").inner_text() == "applied")
     press(lab.locator(".gradlab-view-toy canvas"), "ArrowUp")
     until(lambda: lab.locator(".gradlab-view-toy").get_attribute("data-start") == "-4.00,2.45")
     curve = lab.locator(".gradlab-view-losses")
+    until(lambda: is_finished(lab), lab.inner_text)
     press(curve.locator("canvas"), "End")
     until(lambda: curve.locator("[aria-live]").inner_text().startswith("update 300:"))
     lab.screenshot(path=SCREENSHOTS / "saved_page.png")
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
-    found = axe.run(page, context=".gradlab-recorded").response["violations"]
+    found = axe.run(page, context=".gradlab-offline").response["violations"]
     assert not [(each["id"], [node["html"] for node in each["nodes"]]) for each in found]
+
+
+def page_of(browser, *arguments, around="{}"):
+    """A page with a lab alone."""
+    page = new_page(browser, viewport={"width": 1100, "height": 800})
+    page.set_content(around.format(saved_page.page(*arguments)))
+    return page, page.locator(".gradlab-offline")
+
+
+def test_a_page_pauses_and_resumes(browser):
+    page, lab = page_of(browser, presets.experiment(0, {"updates": 100_000, "seeds": 2}))
+    until(lambda: updates_of(lab) > 0)
+    press(lab.locator("[data-control=pause]"), "Enter")
+    until(lambda: lab.get_attribute("data-state") == "paused")
+
+    def rests():
+        before = updates_of(lab)
+        for _ in range(20):
+            frames(page)
+        return updates_of(lab) == before
+
+    until(rests)  # what was under way has arrived
+    held = updates_of(lab)
+    press(lab.locator("[data-control=pause]"), "Enter")
+    until(lambda: updates_of(lab) > held)
+    assert lab.get_attribute("data-state") == "running"
+    page.context.close()
+
+
+def test_a_page_begins_with_the_experiment_of_its_lab(browser):
+    preset = {"accumulation_steps": 7, "microbatch_size": 3, "updates": 40, "seeds": 3}
+    chosen = presets.experiment(0, preset | {"optimizer": "momentum", "learning_rate": 0.01})
+    page, lab = page_of(browser, chosen, ("toy", "cost", "optimizer"), ("microbatch_size",))
+    until(lambda: is_finished(lab), lab.inner_text)
+    words = lab.locator(".gradlab-words-losses").inner_text()
+    assert "k = 7, b = 3: from" in words and updates_of(lab) == 40
+    views = lab.locator(".gradlab-view").evaluate_all(
+        "(all) => all.map((view) => view.dataset.view)"
+    )
+    assert views == ["toy", "losses", "accuracy", "noise", "scale"]
+    assert not lab.locator("[data-view=toy]").is_visible()
+    assert not lab.locator("[data-control=optimizer]").is_visible()
+    assert lab.locator("[data-control=microbatch_size]").is_disabled()
+    page.context.close()
+
+
+def test_what_a_page_cannot_train_is_said(browser):
+    page, lab = page_of(browser, presets.experiment(0, {"model": "lenet", "updates": 20}))
+    until(lambda: is_finished(lab), lab.inner_text)
+    assert "This lab trains lenet on mnist there, which the page cannot." in lab.inner_text()
+    assert updates_of(lab) == 300  # the default
+    page.context.close()
+
+
+def test_losses_that_are_not_finite_are_said(browser):
+    wild = presets.experiment(0, {"optimizer": "sgd", "learning_rate": 1e30, "seeds": 2})
+    page, lab = page_of(browser, wild)
+    until(lambda: lab.get_attribute("data-state") == "diverged", lab.inner_text)
+    page.context.close()
 
 
 def test_where_scripts_are_dropped_a_picture_and_a_table_are_left(opened):
     page = opened(java_script_enabled=False)
-    lab = page.locator(".gradlab-recorded").first
+    lab = page.locator(".gradlab-offline").first
     assert "recorded, k = 50" in lab.locator("tr").last.inner_text()
     size = lab.locator("img").bounding_box()
     assert size["width"] > 500 and size["height"] > 200

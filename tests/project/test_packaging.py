@@ -160,7 +160,16 @@ def test_the_wheel_has_the_package_its_data_and_the_course_and_nothing_else(whee
         assert archive.read("gradlab/data/mnist.npz") == (ROOT / "data" / "mnist.npz").read_bytes()
     wanted = {
         str(path.relative_to(ROOT))
-        for pattern in ("*.py", "*.pyi", "*.js", "*.css", "*.toml", "recorded.*", "template/*")
+        for pattern in (
+            "*.py",
+            "*.pyi",
+            "*.js",
+            "*.css",
+            "*.toml",
+            "recorded.*",
+            "*.bin",
+            "template/*",
+        )
         for path in (ROOT / "gradlab").rglob(pattern)
     }
     assert {"gradlab/__init__.pyi", "gradlab/lab/widget/one_update.js"} <= wanted

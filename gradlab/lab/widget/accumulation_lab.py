@@ -298,7 +298,9 @@ class AccumulationLab:
             }
         recorded = saved_page.recorded()
         return bundle | {
-            "text/html": saved_page.page(),
+            "text/html": saved_page.page(
+                self.experiment, self._hide, self._lock, self._controller.layout.against.value
+            ),
             "image/png": saved_page.picture(),
             "text/plain": f"{self!r}\n\n{recorded['sentence']}\n{recorded['table']}",
         }

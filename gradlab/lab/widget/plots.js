@@ -202,13 +202,16 @@ export function scale(/** @type {Data} */ data) {
   return [{ x, y: { from, to, log: true, say: (y) => `${plain(y)} examples` }, series, lines, note }];
 }
 
-/** @returns {Plot[]} The median time of an update and the peak memory of the process against k. */
+/** @returns {Plot[]} The median time of an update and, where it is known, the peak memory of the process against k. */
 export function cost(/** @type {Data} */ data) {
   const now = data.current && data.point ? [data.point] : [];
-  return [["milliseconds", "ms"], ["mebibytes", "MiB"]].map(([name, unit], row) => {
+  const all = [...data.points, ...now];
+  const unknown = all.length > 0 && all.every(({ mebibytes }) => mebibytes === null);
+  const shown = [["milliseconds", "ms"], ["mebibytes", "MiB"]].slice(0, unknown ? 1 : 2);
+  return shown.map(([name, unit], row) => {
     const series = pointsOf(data, data.points, now, (point) => point[name] ?? NaN);
     const highest = most(series.flatMap(({ ys }) => ys), 0);
-    const x = { ...againstK(data), ...(row === 0 && { label: "", ticks: [] }) };
+    const x = { ...againstK(data), ...(row < shown.length - 1 && { label: "", ticks: [] }) };
     return { x, y: { from: 0, to: 1.2 * highest || 1, label: unit, say: (y) => `${plain(y)} ${unit}` }, series };
   });
 }

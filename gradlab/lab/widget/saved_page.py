@@ -1,13 +1,20 @@
-"""A lab for pages without a kernel: a picture, a table, and recorded runs among which a slider
-moves (recorded.js)."""
+"""A lab for pages without a kernel: a picture and a table of recorded runs, in whose place scripts
+put a lab that trains in the page (offline/)."""
 
 import base64
 import functools
 import html
 import json
 import re
+from collections.abc import Collection
+from typing import Any
 
-from gradlab.lab.widget.js_bundle import FOLDER, module
+from gradlab.lab.experiments.experiment import Experiment
+from gradlab.lab.figures import toy
+from gradlab.lab.widget import presets
+from gradlab.lab.widget.js_bundle import FOLDER, module, script
+from gradlab.lab.widget.offline import digits
+from gradlab.lab.widget.one_update import OneUpdate
 
 # record.py writes them
 RECORDED = FOLDER / "recorded.json"
@@ -15,17 +22,28 @@ PICTURE = FOLDER / "recorded.png"
 
 # A page without scripts shows the picture and the table. Where scripts run, they replace both by
 # the lab.
-_PAGE = """<div class="gradlab-lab gradlab-recorded">
+_PAGE = """<div class="gradlab-lab gradlab-offline">
 {still}
 </div>
 <style>{css}</style>
 <script type="module">
 {javascript}
-for (const root of document.querySelectorAll(".gradlab-recorded:not([data-shown])")) {{
+for (const root of document.querySelectorAll(".gradlab-offline:not([data-shown])")) {{
   root.dataset.shown = "";
-  showRecorded(root, {recorded});
+  showOffline(root, {facts});
 }}
 </script>"""
+MOST_STEPS = 50  # of the slider for k in a page
+_STYLES = ("charts", "one_update", "offline/offline")
+_MODULES = (
+    "canvas",
+    "one_update",
+    "plots",
+    "charts",
+    "offline/digits",
+    "offline/run_rows",
+    "offline/offline_lab",
+)
 
 
 @functools.cache
@@ -80,14 +98,83 @@ def image(svg: str) -> str:
     return f'<img alt="{words[1]}" style="{style[1]}" src="data:image/svg+xml;base64,{content}">'
 
 
-@functools.cache
-def page() -> str:
-    """The recorded lab as one piece of HTML, which loads nothing."""
+def page(
+    e: Experiment,
+    hide: Collection[str] = (),
+    lock: Collection[str] = (),
+    against: str = "updates",
+    tour: bool = False,
+) -> str:
+    """The lab as one piece of HTML, which loads nothing.
+
+    Args:
+        e: the lab's experiment. Where a page cannot train it, the page begins with the lab's default
+            instead, and says so.
+        hide: names of controls and views to leave out.
+        lock: names of controls that cannot be changed.
+        against: what the accuracy is drawn against at first.
+        tour: whether k moves by itself until somebody touches the page.
+    """
     about = recorded()
-    names = ("charts", "one_update", "recorded")
+    trained = e if _can_train(e) else presets.experiment(0, {})
+    assert trained.updates is not None  # that is checked, and the default has a number
+    facts = {
+        "settings": {
+            "k": trained.accumulation_steps,
+            "b": trained.microbatch_size,
+            "learningRate": trained.learning_rate,
+            "optimizer": trained.optimizer,
+        },
+        "updates": trained.updates,
+        "evaluateEvery": trained.eval_every or max(1, trained.updates // 10),
+        "seeds": len(trained.seed_numbers),
+        "instead": "" if trained is e else f"{e.model} on {e.dataset}",
+        "hide": list(hide),
+        "lock": list(lock),
+        "against": against,
+        "tour": tour,
+        "trainingExamples": digits.TRAINING,
+        "testExamples": digits.TEST,
+        "toy": toy_facts(),
+    }
     return _PAGE.format(
         still=still(picture(), about["sentence"], about["sentence"], about["table"]),
-        css="".join((FOLDER / f"{name}.css").read_text(encoding="utf-8") for name in names),
-        javascript=module("canvas", "one_update", "plots", "charts", "recorded"),
-        recorded=RECORDED.read_text(encoding="utf-8").strip(),
+        css=css(),
+        javascript=javascript(),
+        facts=json.dumps(facts | sources()),
     )
+
+
+def css() -> str:
+    """The style of the lab in a page."""
+    return "".join((FOLDER / f"{name}.css").read_text(encoding="utf-8") for name in _STYLES)
+
+
+def javascript() -> str:
+    """The module that shows a lab in a page: `showOffline`, and what it consists of."""
+    return module(*_MODULES)
+
+
+def _can_train(e: Experiment) -> bool:
+    """Whether training.js trains this network on these images, for so many updates."""
+    return (e.model, e.dataset, e.towers) == ("dense", "mnist", 1) and e.updates is not None
+
+
+@functools.cache
+def sources() -> dict[str, str]:
+    """What the workers of a page get: the digits, and the source of training.js."""
+    packed = base64.b64encode(digits.PACKED.read_bytes()).decode()
+    return {"digits": packed, "worker": script("offline/training")}
+
+
+@functools.cache
+def toy_facts() -> dict[str, Any]:
+    """What the view of one update needs, with noise for as many micro-batches as k can be."""
+    view = OneUpdate()
+    noise = toy.draws()[:, :MOST_STEPS].astype("<i2")
+    return {
+        "noise": base64.b64encode(noise.tobytes()).decode(),
+        "constants": view.constants | {"most": MOST_STEPS},
+        "start": view.start,
+        "looked_at": view.looked_at,
+    }

@@ -1,0 +1,346 @@
+/**
+ * The lab on a page without a kernel: its controls start a training in the page (training.js), and the views follow it.
+ */
+import { looks } from "../canvas.js";
+import { chart, el } from "../charts.js";
+import { showOneUpdate } from "../one_update.js";
+import { colorOf, column, plain, STYLES, VIEWS } from "../plots.js";
+import { inflated, unpacked } from "./digits.js";
+import { COLUMNS, DOTS, dotsOf, pointOf, rowsOf } from "./run_rows.js";
+
+/**
+ * @typedef {Object} Page What Python writes into the page.
+ * @property {import("./training.js").Settings & {k: number}} settings What the page begins with.
+ * @property {number} updates The length of a run.
+ * @property {number} evaluateEvery Updates after which the accuracy is measured.
+ * @property {number} seeds
+ * @property {string} instead What the lab trains in a kernel, if the page cannot.
+ * @property {string[]} hide Names of controls and views.
+ * @property {string[]} lock Names of controls.
+ * @property {string} against The first horizontal axis of the accuracy.
+ * @property {boolean} tour Whether k moves by itself.
+ * @property {string} digits As digits.py packs them, in base64.
+ * @property {string} worker The source of training.js.
+ * @property {number} trainingExamples
+ * @property {number} testExamples
+ * @property {Object} toy constants and noise of the view of one update, noise as base64.
+ */
+
+const PACE = 150; // milliseconds between two drawings
+const COMPARED = 20; // a run of fewer updates is not kept for comparison
+const TOUR = [1, 5, 20]; // k of the runs that a page shows until it is touched
+const REST = 4000; // milliseconds between two of them
+
+const SLIDERS = [
+  { key: "k", name: "accumulation_steps", label: "k micro-batches", min: 1, max: 50, step: 1 },
+  { key: "b", name: "microbatch_size", label: "b examples", min: 1, max: 100, step: 1 },
+  { key: "learningRate", name: "learning_rate", label: "learning rate", min: -4, max: 0, step: 0.1, log: true },
+];
+const OPTIMIZERS = ["adam", "adamw", "momentum", "sgd"];
+const AXES = ["updates", "examples", "seconds"];
+
+function bytes(base64) {
+  return Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0)).buffer;
+}
+
+/** What showOneUpdate needs of a widget's model. */
+export function modelOf(/** @type {Page} */ { toy }, k) {
+  const values = { ...toy, noise: new DataView(bytes(toy.noise)), accumulation_steps: k, towers: 1 };
+  const heard = [];
+  return {
+    get: (name) => values[name],
+    set: (name, value) => {
+      values[name] = value;
+      heard.filter(([event]) => event === `change:${name}`).forEach(([, hear]) => hear());
+    },
+    on: (event, hear) => heard.push([event, hear]),
+    off: () => {},
+    save_changes: () => {},
+  };
+}
+
+/** A worker for each seed. */
+class Workers {
+  constructor(/** @type {Page} */ page, take, fail) {
+    const address = URL.createObjectURL(new Blob([page.worker], { type: "text/javascript" }));
+    this.all = Array.from({ length: page.seeds }, () => new Worker(address));
+    const { updates, evaluateEvery, trainingExamples, testExamples } = page;
+    this.job = { updates, evaluateEvery, trainingExamples, testExamples };
+    this.all.forEach((worker) => {
+      worker.onmessage = ({ data }) => take(data);
+      worker.onerror = fail;
+    });
+    this.ready = inflated(bytes(page.digits)).then(unpacked).then((digits) =>
+      this.all.forEach((worker) => worker.postMessage({ digits }))
+    );
+  }
+
+  async begin(number, settings) {
+    await this.ready;
+    this.all.forEach((worker, seed) => worker.postMessage({ job: { ...this.job, ...settings, number, seed } }));
+  }
+
+  pause(on) {
+    this.all.forEach((worker) => worker.postMessage({ pause: on }));
+  }
+}
+
+/** A run of this page: what was chosen, and the updates of each seed so far. */
+function newRun(number, settings, seeds) {
+  return {
+    number,
+    settings,
+    seeds: Array.from({ length: seeds }, () => []),
+    training: seeds,
+    state: "running",
+    fault: null,
+    drawn: null,
+  };
+}
+
+const countsOf = (run) => run.seeds.map(({ length }) => length);
+
+/** A run as the views draw it, computed again when there is something new. */
+function drawn(run, style, name) {
+  const counts = countsOf(run);
+  if (String(run.drawn?.counts) !== String(counts)) {
+    const { k, b } = run.settings;
+    run.drawn = {
+      number: run.number,
+      k,
+      b,
+      batch: k * b,
+      counts,
+      columns: COLUMNS,
+      rows: rowsOf(run.seeds, run.settings),
+      dots: dotsOf(run.seeds[0], run.settings),
+      perUpdate: Math.min(DOTS, k),
+      point: Math.min(...counts) > 2 ? pointOf(run.seeds, run.settings) : null,
+    };
+  }
+  return { ...run.drawn, style, name };
+}
+
+/** The name of a run: k, b, and what differs from what the page began with. */
+function nameOf({ k, b, learningRate, optimizer }, first) {
+  const rate = learningRate === first.learningRate ? "" : `, rate ${plain(learningRate, 2)}`;
+  const rule = optimizer === first.optimizer ? "" : `, ${optimizer}`;
+  return `k = ${k}, b = ${b}${rate}${rule}`;
+}
+
+/** What changed between two runs that differ in k, as both have measured it. "" where they do not compare. */
+function contrast(now, before) {
+  if (!before?.point?.window || !now.point?.window || before.b !== now.b || before.k === now.k) return "";
+  const [less, more] = before.k < now.k ? [before, now] : [now, before];
+  const share = more.k / less.k;
+  const noise = less.point.window / more.point.window;
+  const [predicted, measured] = [Math.sqrt(share), noise].map((ratio) => ratio.toFixed(1));
+  // The mean, because the workers may share a processor, which halts long updates more often than short ones.
+  const [shorter, longer] = [less, more].map((run) => column(run, "seconds").at(-1) / Math.max(...run.counts));
+  const times = plain(longer / shorter, 2);
+  return `From k = ${less.k} to ${more.k}: noise ÷ ${predicted} predicted, ÷ ${measured} measured; ` +
+    `${times} times the time and ${plain(share, 2)} times the examples for each update.`;
+}
+
+/** The controls of a page, in its first and second row, and what they say beside them. */
+class Controls {
+  constructor(/** @type {Page} */ page, settings) {
+    this.settings = settings;
+    this.sliders = SLIDERS.map((slider) => {
+      const value = slider.log ? Math.log10(settings[slider.key]) : settings[slider.key];
+      const { min, max, step } = slider;
+      const input = el("input", { type: "range", min, max: Math.max(max, value), step, value });
+      return { ...slider, input, said: el("b") };
+    });
+    const list = (values) => el("select", {}, ...values.map((value) => el("option", {}, value)));
+    this.optimizer = list(OPTIMIZERS);
+    this.optimizer.value = settings.optimizer;
+    this.against = list(AXES);
+    this.against.value = page.against;
+    this.run = el("button", { textContent: "Run" });
+    this.pause = el("button", { textContent: "Pause" });
+    this.batch = el("span");
+    const named = (name, node, label = "", ...more) => {
+      node.dataset.control = name;
+      node.disabled = page.lock.includes(name);
+      const shown = label ? el("label", {}, label, node, ...more) : node;
+      shown.hidden = page.hide.includes(name);
+      return shown;
+    };
+    this.first = [
+      ...this.sliders.map(({ name, input, label, said }) => named(name, input, label, said)),
+      named("run", this.run),
+      named("pause", this.pause),
+    ];
+    this.second = [
+      this.batch,
+      named("optimizer", this.optimizer, "optimizer"),
+      named("against", this.against, "accuracy against"),
+    ];
+  }
+
+  /** The value that a slider was moved to. */
+  valueOf({ input, log }) {
+    return log ? 10 ** Number(input.value) : Number(input.value);
+  }
+
+  show(state) {
+    for (const { key, input, said } of this.sliders) {
+      said.textContent = plain(this.settings[key], 2);
+      input.setAttribute("aria-valuetext", said.textContent);
+    }
+    const { k, b } = this.settings;
+    const noise = k > 1 ? ` · noise of the loss ÷ ${Math.sqrt(k).toFixed(1)}` : "";
+    this.batch.textContent = `${k} × ${b} = ${plain(k * b, 4)} examples an update${noise}`;
+    this.pause.textContent = state === "paused" ? "Resume" : "Pause";
+    this.pause.disabled = !["running", "paused"].includes(state);
+  }
+}
+
+/** Put a lab in the place of the picture that stands for it. */
+export function showOffline(/** @type {HTMLElement} */ root, /** @type {Page} */ page) {
+  const settings = { ...page.settings };
+  const model = modelOf(page, settings.k);
+  const controls = new Controls(page, settings);
+  const points = new Map(); // of earlier runs, by their names
+  let workers = null; // begin with the first run
+  let run = null;
+  let before = null; // the run that is compared
+  let touring = page.tour;
+  let timer = null; // of the tour
+  let drawing = null; // the timer of the next drawing
+
+  const status = el("span");
+  status.setAttribute("role", "status");
+  const progress = el("progress", { max: page.updates, value: 0 });
+  progress.setAttribute("aria-label", "updates made");
+  const compared = el("div", { className: "gradlab-contrast" });
+  const legend = el("div", { className: "gradlab-offline-row" });
+  const toy = el("div", { hidden: page.hide.includes("toy") });
+  const charts = Object.keys(VIEWS).filter((name) => !page.hide.includes(name)).map((name) => chart(name, data, root));
+  const instead = page.instead && ` This lab trains ${page.instead} there, which the page cannot.`;
+  root.replaceChildren(
+    el("div", { className: "gradlab-offline-row" }, ...controls.first, progress, status),
+    el("div", { className: "gradlab-offline-row" }, ...controls.second),
+    compared,
+    el("div", { className: "gradlab-offline-views" }, toy, ...charts.map(({ node }) => node)),
+    legend,
+    el("small", {
+      textContent:
+        `This page itself trains the network 784-128-10, on ${plain(page.trainingExamples)} digits of MNIST. ` +
+        `In a kernel, the lab trains it in TensorFlow, on 55,000.${instead}`,
+    }),
+  );
+  showOneUpdate({ model, el: toy });
+
+  const name = (each) => nameOf(each.settings, page.settings);
+
+  function data() {
+    const current = run && drawn(run, 0, name(run));
+    const compared = before && drawn(before, 1, `before: ${name(before)}`);
+    return {
+      runs: [current, compared].filter(Boolean),
+      current,
+      points: [...points.values()].filter((point) => point !== current?.point),
+      point: current?.point ?? null,
+      window: [],
+      windowAt: 0,
+      against: controls.against.value,
+      experiment: { ...settings, updates: page.updates },
+    };
+  }
+
+  function redraw() {
+    clearTimeout(drawing);
+    drawing = null;
+    charts.forEach(({ schedule }) => schedule());
+    const state = run?.state ?? "idle";
+    const updates = run ? Math.max(...countsOf(run)) : 0;
+    root.dataset.state = state;
+    controls.show(state);
+    progress.value = updates;
+    status.textContent = run ? `${state}: ${run.fault ?? `${updates} of ${page.updates} updates`}` : "";
+    const { runs, points: earlier } = data();
+    compared.textContent = run ? contrast(runs[0], runs[1]) : "";
+    const colors = looks(root);
+    const known = [...runs, ...(earlier.length ? [{ style: null, name: "earlier runs" }] : [])];
+    legend.replaceChildren(...known.map(({ style, name }) => {
+      const mark = el("span", { textContent: style === null ? "○" : STYLES[style].mark });
+      mark.style.color = colorOf(style, colors);
+      return el("span", {}, mark, ` ${name}`);
+    }));
+  }
+
+  function begin() {
+    clearTimeout(timer);
+    if (run && Math.min(...countsOf(run)) >= COMPARED) {
+      before = run;
+      points.set(name(run), drawn(run, 1, "").point);
+    }
+    run = newRun((run?.number ?? 0) + 1, { ...settings }, page.seeds);
+    workers ??= new Workers(page, take, fail);
+    workers.begin(run.number, run.settings);
+    redraw();
+  }
+
+  function take({ number, seed, made, finished }) {
+    if (number !== run.number) return; // of a run that another one has replaced
+    const first = !run.seeds.some(({ length }) => length);
+    run.seeds[seed].push(...made);
+    run.training -= finished;
+    if (!run.training) finish();
+    if (first || !run.training) redraw();
+    else drawing = drawing ?? setTimeout(redraw, PACE);
+  }
+
+  function fail({ message }) {
+    run.state = "failed";
+    run.fault = message ?? "the browser does not let this page compute beside it";
+    redraw();
+  }
+
+  function finish() {
+    run.state = Math.min(...countsOf(run)) < page.updates ? "diverged" : "finished";
+    if (touring) timer = setTimeout(tour, REST);
+  }
+
+  function tour() {
+    const slider = controls.sliders[0];
+    slider.input.value = TOUR[(TOUR.indexOf(settings.k) + 1) % TOUR.length];
+    move(slider);
+  }
+
+  function stopTour() {
+    touring = false;
+    clearTimeout(timer);
+  }
+
+  function move(slider) {
+    settings[slider.key] = controls.valueOf(slider);
+    model.set("accumulation_steps", settings.k);
+    begin();
+  }
+
+  controls.sliders.forEach((slider) => slider.input.addEventListener("input", () => move(slider)));
+  controls.optimizer.addEventListener("change", () => {
+    settings.optimizer = controls.optimizer.value;
+    begin();
+  });
+  controls.against.addEventListener("change", redraw);
+  controls.run.addEventListener("click", begin);
+  controls.pause.addEventListener("click", () => {
+    run.state = run.state === "paused" ? "running" : "paused";
+    workers.pause(run.state === "paused");
+    redraw();
+  });
+  ["pointerdown", "keydown"].forEach((event) => root.addEventListener(event, stopTour));
+  charts.forEach(({ canvas }) => new ResizeObserver(redraw).observe(canvas));
+  new MutationObserver(redraw).observe(document.body, { attributes: true }); // themes
+  const seen = new IntersectionObserver((entries) => {
+    if (!entries.at(-1).isIntersecting) return;
+    seen.disconnect();
+    begin();
+  });
+  seen.observe(root);
+  redraw();
+}
