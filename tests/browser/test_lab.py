@@ -90,6 +90,34 @@ def test_a_slider_reruns_and_answers_at_once(page, lab):
     lab.root.screenshot(path=SCREENSHOTS / "lab.png")
 
 
+def test_the_run_before_stays_in_the_views_and_the_change_is_measured(small):
+    small.press("run")
+    small.wait_for("finished")
+    assert "before" not in small.words("losses")
+    press(small.control("accumulation_steps"), "ArrowRight")
+    until(lambda: "now: k = 6, b = 20: from" in small.words("losses"))
+    small.wait_for("finished")
+    assert "before: k = 5, b = 20: from" in small.words("losses")
+    assert "before" not in small.text("chips")
+    press(small.control("accumulation_steps"), "ArrowLeft")  # back: now the other one is before
+    until(lambda: "before: k = 6, b = 20: from" in small.words("losses"))
+    small.wait_for("finished")
+    # The same settings again are no comparison
+    small.press("run")
+    small.wait_for("finished")
+    assert "before: k = 5" not in small.words("losses")
+
+
+def test_a_view_says_what_it_shows(small):
+    view = small.root.locator(".gradlab-view-losses")
+    assert not view.locator(".gradlab-about").is_visible()
+    press(view.locator(".gradlab-ask"), "Enter")
+    until(lambda: "2.3 is a guess among ten classes" in view.locator(".gradlab-about").inner_text())
+    assert view.locator(".gradlab-ask").get_attribute("aria-expanded") == "true"
+    press(view.locator(".gradlab-ask"), "Enter")
+    until(lambda: not view.locator(".gradlab-about").is_visible())
+
+
 def drag(lab, keys) -> None:
     """Move the slider of k as a hand drags it, twenty values a second."""
     slider = lab.control("accumulation_steps")

@@ -120,10 +120,9 @@ DRAW = """async ([source, facts]) => {
     });
     const runs = [run(1, 0, 5, 0.1), run(2, 1, 20, 0.05)];
     const points = [1, 2, 10, 20, 50].map((k) => ({
-        k, b: 20, window: 0.17 / k ** 0.48, law: 0.17 / k ** 0.5, microbatch: 0.17,
-        milliseconds: 1 + k, mebibytes: 600 + k,
+        k, b: 20, window: 0.17 / k ** 0.48, law: 0.17 / k ** 0.5, microbatch: 0.17, milliseconds: 1 + k,
     }));
-    const point = {...points[0], k: 5, window: 0.08, law: 0.076, milliseconds: 4.6, mebibytes: 604};
+    const point = {...points[0], k: 5, window: 0.08, law: 0.076, milliseconds: 4.6};
     const data = {runs, current: runs[0], points, point, window: [], windowAt: 0, against: "updates",
         experiment: {k: 5, b: 20, updates: 300}};
     const root = document.querySelector(".gradlab-offline");

@@ -80,7 +80,7 @@ def _toy(panel: Sequence[Axes], shown: Shown) -> list[str]:
     descent = toy.descend(min(shown.steps, toy.MOST), start=shown.start)
     path_color = STYLES[0]["color"]
     floor = {"color": STYLES[1]["color"], "linestyle": "--", "linewidth": 1.2}
-    ellipses = [(level, {"color": "#cccccc", "linewidth": 0.8}) for level in (0.5, 2, 5, 9)]
+    ellipses = [(level, {"color": "#cccccc", "linewidth": 0.8}) for level in (0.5, 2, 6)]
     for level, look in [*ellipses, (descent.floor, floor)]:
         valley.add_patch(
             Ellipse((0, 0), *(2 * np.sqrt(2 * level / toy.CURVATURE)), fill=False, **look)
@@ -128,10 +128,17 @@ def _losses(panel: Sequence[Axes], shown: Shown) -> list[str]:
         places = shown.window_at + (np.arange(len(shown.window)) + 0.5) / len(shown.window)
         axes.plot(places, shown.window, "o", color=STYLES[1]["color"], markersize=5)
     words = plots.draw_losses(axes, shown.series, smoothing=0.0)
-    starts = [curves.mean_and_deviation(r.window_losses[:, :1])[0][0] for r, *_ in shown.series]
-    highest = 1.25 * max(filter(np.isfinite, starts), default=2.4)
+    means = [curves.mean_and_deviation(r.window_losses)[0] for r, *_ in shown.series]
+    highest = 1.25 * max(
+        (_highest(each) for each in means if np.isfinite(each[:1]).all()), default=2.4
+    )
     axes.set(xlim=(0, shown.experiment.updates or None), ylim=(0, highest))
     return words
+
+
+def _highest(losses: np.ndarray) -> float:
+    """The largest loss, at most four times the first one."""
+    return min(np.nanmax(losses), 4 * losses[0])
 
 
 def _accuracy(panel: Sequence[Axes], shown: Shown) -> list[str]:
@@ -183,20 +190,13 @@ def _scale(panel: Sequence[Axes], shown: Shown) -> list[str]:
 
 
 def _cost(panel: Sequence[Axes], shown: Shown) -> list[str]:
-    """The median time of an update and the peak memory of the process against k."""
+    """The median time of an update against k."""
+    [axes] = panel
     now = shown.now
-    for axes, name, unit in zip(panel, ("milliseconds", "mebibytes"), ("ms", "MiB")):
-        _draw_points(axes, shown, shown.points, now, name)
-        values = [getattr(point, name) for point in (*shown.points, *now)]
-        axes.set_ylim(0, 1.2 * np.fmax.reduce(values, initial=0) or 1)
-        _note(axes, unit, top=True)
-    panel[0].set(xlabel="", xticks=[])
-    words = []
-    for point in now:
-        known = np.isfinite(point.mebibytes)
-        memory = f"; peak memory of the process: {point.mebibytes:.0f} MiB" if known else ""
-        words.append(f"an update takes {point.milliseconds:.1f} ms{memory}")
-    return words
+    _draw_points(axes, shown, shown.points, now, "milliseconds")
+    values = [point.milliseconds for point in (*shown.points, *now)]
+    axes.set_ylim(0, 1.2 * np.fmax.reduce(values, initial=0) or 1)
+    return [f"an update takes {point.milliseconds:.1f} ms" for point in now]
 
 
 _Draw = Callable[[Sequence[Axes], Shown], list[str]]
@@ -207,7 +207,7 @@ _VIEWS: dict[str, tuple[str, tuple[float, ...], _Draw]] = {
     "accuracy": ("test accuracy (%)", (1,), _accuracy),
     "noise": ("noise of the loss (nats)", (1,), _noise),
     "scale": ("noise scale (examples)", (1,), _scale),
-    "cost": ("cost of an update", (1, 1), _cost),
+    "cost": ("time of an update (ms)", (1,), _cost),
 }
 VIEWS = tuple(_VIEWS)  # in the order in which the lab shows them
 

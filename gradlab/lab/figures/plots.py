@@ -315,14 +315,14 @@ def labels(experiments: Sequence[Experiment]) -> list[str]:
     differing = [name for name in names if len(set(values[name])) > 1] or ["method"]
 
     def spell(name: str, value: Any) -> str:
-        return (
-            f"{short.get(name, name.replace('_', ' '))} = {value}"
-            if not isinstance(value, str)
-            else value
-        )
+        if isinstance(value, str):
+            return value
+        number = f"{value:.3g}" if isinstance(value, float) else value
+        return f"{short.get(name, name.replace('_', ' '))} = {number}"
 
     return [
-        ", ".join(spell(name, values[name][i]) for name in differing)
+        # Of the budgets, all but one are None
+        ", ".join(spell(name, values[name][i]) for name in differing if values[name][i] is not None)
         for i in range(len(experiments))
     ]
 

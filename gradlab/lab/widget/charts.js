@@ -17,6 +17,7 @@ import {
 
 const USED = ["click", "keyup", "pointerup"];
 const PATIENCE = 10000; // milliseconds without an answer, after which the page says so
+export const COMPARED = 20; // a run of fewer updates is not kept beside the next one
 const NUDGE = 2000; // milliseconds after which an unanswered message is sent again
 
 export const el = (tag, properties = {}, ...children) => {
@@ -35,8 +36,26 @@ export function chart(name, data, root) {
   said.setAttribute("aria-live", "polite");
   const described = el("span", { className: `gradlab-unseen gradlab-words-${name}` });
   const last = el("span", { className: "gradlab-latest" });
-  const head = el("div", { className: "gradlab-head" }, el("b", { textContent: VIEWS[name].title }), last);
-  const node = el("div", { className: `gradlab-view gradlab-view-${name}` }, head, canvas, readout, said, described);
+  const ask = el("button", { className: "gradlab-ask", textContent: "?", title: "What does this view show?" });
+  ask.setAttribute("aria-label", `What does this view show: ${VIEWS[name].title}?`);
+  const about = el("div", { className: "gradlab-about", textContent: VIEWS[name].about, hidden: true });
+  const explain = (shown) => {
+    about.hidden = !shown;
+    ask.setAttribute("aria-expanded", shown);
+  };
+  explain(false);
+  ask.addEventListener("click", () => explain(about.hidden));
+  const head = el("div", { className: "gradlab-head" }, el("b", { textContent: VIEWS[name].title }), ask, last);
+  const node = el(
+    "div",
+    { className: `gradlab-view gradlab-view-${name}` },
+    head,
+    canvas,
+    readout,
+    about,
+    said,
+    described,
+  );
   node.dataset.view = name;
   let plots = VIEWS[name].plots(data());
   let cursor = null;
@@ -224,6 +243,7 @@ function showCharts({ model, el: root }) {
   const experiment = { k: 1, b: 1, updates: null };
   const store = new Map(); // all runs by number
   const hidden = new Set(); // numbers of runs
+  let ghost = null; // the run before the current one, if another one was asked for
   let asked = null; // the timer that runs while an answer is expected
   let again = null; // the timer of the next question
   let late = false; // whether there was news after the last question
@@ -235,7 +255,7 @@ function showCharts({ model, el: root }) {
   function data() {
     const runs = known.sent.map((number) => store.get(number)).filter((run) => !hidden.has(run.number));
     const current = known.now && runs[0]?.number === known.sent[0] ? runs[0] : null;
-    return { runs, current, experiment, ...known };
+    return { runs: current && ghost ? [...runs, ghost] : runs, current, experiment, ...known };
   }
 
   const charts = model.get("shown").map((name) => chart(name, data, root));
@@ -329,6 +349,7 @@ function showCharts({ model, el: root }) {
           merged(before, sent, content.columns, floats(buffers[2 * i]), floats(buffers[2 * i + 1])),
         );}
     });
+    haunt(content);
     known.sent = content.runs.map(({ number }) => number).filter((number) => store.has(number));
     known.sent.forEach((number, i) => {
       store.get(number).style = styleOf(content.now ? i : i + 1);
@@ -342,6 +363,17 @@ function showCharts({ model, el: root }) {
     redraw();
     if (late) ask();
     else if (content.again !== null) again = setTimeout(() => requestAnimationFrame(ask), content.again);
+  }
+
+  /** Keep the run before the current one in the views, so that what a control has changed is seen. */
+  function haunt({ now, runs }) {
+    const before = known.now ? store.get(known.sent[0]) : null;
+    if (!now) ghost = null;
+    else if (before && before.number !== runs[0].number && before.name !== runs[0].name) {
+      const enough = Math.max(...before.counts) >= COMPARED;
+      if (enough) ghost = { ...before, style: null, name: before.name.replace("now:", "before:") };
+    }
+    if (ghost?.name.slice("before:".length) === runs[0]?.name.slice("now:".length)) ghost = null;
   }
 
   function look(entries) {

@@ -15,8 +15,10 @@ from gradlab.lab.experiments.experiment import Experiment
 # Each unit with the length that choosing it proposes
 BUDGETS = {"updates": 300, "examples": 30_000, "seconds": 1.0}
 
-# A page can send any number, and each seed takes memory before anything is trained
+# A page can send any number. Each seed takes memory before anything is trained, and each update
+# keeps some.
 MOST_SEEDS = 1000
+LIMITS = {"updates": (1, 1_000_000), "examples": (1, 1_000_000_000), "seconds": (0.1, 86_400)}
 
 TOOLTIPS = {
     "accumulation_steps": "Number of micro-batches whose gradients are averaged for one update.",
@@ -79,6 +81,12 @@ class Controls:
             )
         kind = values.pop("budget_kind")
         budget = values.pop("budget")
+        least, most = LIMITS[kind]
+        if not least <= budget <= most:
+            raise ValueError(
+                f"the budget must be from {least:,} to {most:,} {kind} in a lab. Received: "
+                f"{budget:,.10g}"
+            )
         values |= dict.fromkeys(BUDGETS) | {kind: budget if kind == "seconds" else round(budget)}
         values["seeds"] = tuple(range(first_seed, first_seed + values["seeds"]))
         return replace(experiment, **values)
@@ -153,11 +161,11 @@ def _widgets(e: Experiment) -> dict[str, ipywidgets.ValueWidget]:
         "accumulation_steps": ipywidgets.IntSlider(min=1, max=max(50, e.accumulation_steps)),
         "microbatch_size": ipywidgets.IntSlider(min=1, max=max(100, e.microbatch_size)),
         "learning_rate": ipywidgets.FloatLogSlider(
-            min=min(-5, exponent), max=max(0, exponent), step=0.1, readout_format=".1e"
+            min=min(-5, exponent), max=max(0, exponent), step=0.1, readout_format=".2g"
         ),
         "seeds": ipywidgets.IntSlider(min=1, max=max(20, len(e.seed_numbers))),
         "budget_kind": ipywidgets.Dropdown(options=list(BUDGETS)),
-        "budget": ipywidgets.BoundedFloatText(min=0.1, max=1e9, step=50, continuous_update=False),
+        "budget": ipywidgets.FloatText(step=50, continuous_update=False),
         "optimizer": ipywidgets.Dropdown(options=list(choices.OPTIMIZERS)),
         "method": ipywidgets.Dropdown(options=list(choices.METHODS)),
         "towers": ipywidgets.IntSlider(min=1, max=max(2, _devices())),

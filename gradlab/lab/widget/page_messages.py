@@ -233,8 +233,8 @@ def facts(e: Experiment) -> dict[str, Any]:
 
 def plain(point: Point) -> dict[str, Any]:
     """A point as the page gets it: numbers that are not finite are None, which JSON can say."""
-    numbers = {name: _finite(value) for name, value in vars(point).items() if name != "experiment"}
-    return facts(point.experiment) | numbers
+    drawn = ("window", "law", "microbatch", "milliseconds")
+    return facts(point.experiment) | {name: _finite(getattr(point, name)) for name in drawn}
 
 
 def _finite(number: float) -> float | None:

@@ -9,7 +9,7 @@ import { line } from "./canvas.js";
  * @typedef {Object} Run
  * @property {number} number The name by which Python knows it.
  * @property {string} name
- * @property {number} style An index into STYLES.
+ * @property {number | null} style An index into STYLES; null: a run of before, in grey.
  * @property {number} k Micro-batches of a window, on all towers.
  * @property {number} b Examples of a micro-batch.
  * @property {number} batch The effective batch.
@@ -123,7 +123,7 @@ export function losses(/** @type {Data} */ data) {
   const series = data.runs.map((run) =>
     finite(run.name, run.style, numbers(run), column(run, "loss"), { band: column(run, "lossDeviation") })
   );
-  const first = series.map(({ ys }) => ys[0]).filter(Number.isFinite);
+  const highest = series.filter(({ ys }) => ys.length).map(({ ys }) => Math.min(most(ys), 4 * ys[0]));
   const dots = [];
   const marked = [];
   if (data.current) {
@@ -134,7 +134,7 @@ export function losses(/** @type {Data} */ data) {
       if (loss !== null) marked.push([data.windowAt + (i + 0.5) / data.window.length, loss]);
     });
   }
-  const y = { from: 0, to: first.length ? 1.25 * most(first) : 3, say: (loss) => loss.toFixed(3) };
+  const y = { from: 0, to: highest.length ? 1.25 * most(highest) : 3, say: (loss) => loss.toFixed(3) };
   return [{ x: updatesAxis(data), y, series, dots, marked }];
 }
 
@@ -169,6 +169,15 @@ function pointsOf(/** @type {Data} */ data, earlier, now, value) {
   return [of("earlier", null, earlier), of(data.current?.name ?? "now", 0, now)];
 }
 
+/** What a change of k did to the noise, as predicted and as measured. */
+function contrast(before, now) {
+  const [less, more] = before.k < now.k ? [before, now] : [now, before];
+  const [predicted, measured] = [Math.sqrt(more.k / less.k), less.window / more.window].map((ratio) =>
+    ratio.toFixed(1)
+  );
+  return less.k === more.k ? "" : `k ${less.k} → ${more.k}: ÷ ${predicted} predicted, ÷ ${measured} measured`;
+}
+
 /** @returns {Plot[]} The noise of the window's loss against k, and the law 1 / sqrt(k) for the last run. */
 export function noise(/** @type {Data} */ data) {
   const earlier = data.points.filter(({ b }) => b === data.experiment.b);
@@ -186,7 +195,11 @@ export function noise(/** @type {Data} */ data) {
     y,
     series: pointsOf(data, earlier, now, ({ window }) => window),
     lines: last ? [{ points: law, style: null, dash: [7, 3] }] : [],
-    note: last ? "– –  noise of a micro-batch / √k" : "",
+    note: now.length && earlier.length
+      ? contrast(earlier.at(-1), now[0])
+      : last
+      ? "– –  noise of a micro-batch / √k"
+      : "",
   }];
 }
 
@@ -195,33 +208,49 @@ export function scale(/** @type {Data} */ data) {
   const x = updatesAxis(data);
   const runs = data.runs.filter(({ k }) => k > 1);
   const series = runs.map((run) => finite(run.name, run.style, numbers(run), column(run, "noiseScale")));
-  const lines = runs.map(({ batch, style }) => ({ points: [[x.from, batch], [x.to, batch]], style, dash: [2, 3] }));
+  const batches = runs.filter(({ style }) => style !== null);
+  const lines = batches.map(({ batch, style }) => ({ points: [[x.from, batch], [x.to, batch]], style, dash: [2, 3] }));
   const seen = [...series.flatMap(({ ys }) => ys), ...runs.map(({ batch }) => batch)].filter((y) => y > 0);
   const [from, to] = seen.length ? [least(seen) / 1.3, most(seen) * 1.3] : [10, 1000];
   const note = data.experiment.k === 1 ? "needs k of 2 or more" : "···  effective batch";
   return [{ x, y: { from, to, log: true, say: (y) => `${plain(y)} examples` }, series, lines, note }];
 }
 
-/** @returns {Plot[]} The median time of an update and, where it is known, the peak memory of the process against k. */
+/** @returns {Plot[]} The median time of an update against k. */
 export function cost(/** @type {Data} */ data) {
   const now = data.current && data.point ? [data.point] : [];
-  const all = [...data.points, ...now];
-  const unknown = all.length > 0 && all.every(({ mebibytes }) => mebibytes === null);
-  const shown = [["milliseconds", "ms"], ["mebibytes", "MiB"]].slice(0, unknown ? 1 : 2);
-  return shown.map(([name, unit], row) => {
-    const series = pointsOf(data, data.points, now, (point) => point[name] ?? NaN);
-    const highest = most(series.flatMap(({ ys }) => ys), 0);
-    const x = { ...againstK(data), ...(row < shown.length - 1 && { label: "", ticks: [] }) };
-    return { x, y: { from: 0, to: 1.2 * highest || 1, label: unit, say: (y) => `${plain(y)} ${unit}` }, series };
-  });
+  const series = pointsOf(data, data.points, now, ({ milliseconds }) => milliseconds);
+  const highest = most(series.flatMap(({ ys }) => ys), 0);
+  return [{ x: againstK(data), y: { from: 0, to: 1.2 * highest || 1, say: (y) => `${plain(y)} ms` }, series }];
 }
 
 export const VIEWS = {
-  losses: { title: "training loss (nats)", plots: losses },
-  accuracy: { title: "test accuracy (%)", plots: accuracy },
-  noise: { title: "noise of the loss (nats)", plots: noise },
-  scale: { title: "noise scale (examples)", plots: scale },
-  cost: { title: "cost of an update", plots: cost },
+  losses: {
+    title: "training loss (nats)",
+    plots: losses,
+    about:
+      "Dots: micro-batches of the first seed. Line and band: the mean over a window and one standard deviation over " +
+      "the seeds. The loss is in nats, the unit of the natural logarithm: 2.3 is a guess among ten classes.",
+  },
+  accuracy: {
+    title: "test accuracy (%)",
+    plots: accuracy,
+    about:
+      "The share of test images that are classified correctly: the mean over the seeds, and one standard deviation.",
+  },
+  noise: {
+    title: "noise of the loss (nats)",
+    plots: noise,
+    about: "How much the loss of a window varies from update to update, one point for each run. If micro-batches are " +
+      "independent, k of them have 1/√k of the noise of one: the dashed line.",
+  },
+  scale: {
+    title: "noise scale (examples)",
+    plots: scale,
+    about:
+      "The batch at which the gradient has as much noise as signal. Far above it, larger batches save few updates.",
+  },
+  cost: { title: "time of an update (ms)", plots: cost, about: "The median over a run, one point for each run." },
 };
 
 /** The last values of the current run, as words for the head of a view. */
@@ -255,11 +284,7 @@ export function words(view, data, plots) {
         `k = ${data.point.k}: ${y.toFixed(3)} nats measured, ${data.point.law.toFixed(3)} predicted by 1/√k`
       ),
     scale: () => lines.map(({ name, ys }) => `${name}: ${plain(ys.at(-1))} examples`),
-    cost: () =>
-      points.map(({ milliseconds, mebibytes }) => {
-        const memory = mebibytes === null ? "" : `; peak memory of the process: ${mebibytes.toFixed(0)} MiB`;
-        return `an update takes ${milliseconds.toFixed(1)} ms${memory}`;
-      }),
+    cost: () => points.map(({ milliseconds }) => `an update takes ${milliseconds.toFixed(1)} ms`),
   }[view]();
   return `${VIEWS[view].title}${said.length ? `. ${said.join(". ")}.` : ": no data yet."}`;
 }
@@ -394,7 +419,7 @@ function drawSeries(context, series, { x, y }, colors) {
     context.fill();
     context.globalAlpha = 1;
   }
-  if (!series.points) line(context, points, color, 1.8, STYLES[style].dash);
+  if (!series.points) line(context, points, color, 1.8, style === null ? [3, 3] : STYLES[style].dash);
   if (series.points || series.marks) {
     const every = series.points ? 1 : Math.max(1, Math.floor(points.length / 10));
     points.forEach((point, i) => i % every === 0 && drawMark(context, point, style, color, series.points ? 5.5 : 3.5));

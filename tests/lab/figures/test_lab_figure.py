@@ -46,7 +46,7 @@ def test_nothing_is_cut_off_or_hidden(shown, names):
     width, height = figure.bbox.size
     boxes = [axes.get_tightbbox(renderer) for axes in figure.axes]
     boxes += [legend.get_window_extent(renderer) for legend in figure.legends]
-    assert len(boxes) == (8 if names == VIEWS else 1) + (shown != "empty")
+    assert len(boxes) == (7 if names == VIEWS else 1) + (shown != "empty")
     for number, box in enumerate(boxes):
         assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height
         assert not box.count_overlaps(boxes[:number])
@@ -127,17 +127,19 @@ def test_few_updates_say_nothing_about_the_noise_of_a_run():
     assert Point.of(enough).window == curves.noise_of(enough).window
 
 
-def test_cost_has_time_and_memory():
-    time, memory = axes_of("cost")
-    assert [line.get_ydata()[0] for line in memory.get_lines()] == [500, 500]
+def test_the_cost_is_the_median_time():
+    [time] = axes_of("cost")
     assert time.get_lines()[1].get_ydata()[0] == pytest.approx(1000 * np.median(NOW.update_seconds))
 
 
-def test_memory_that_is_not_known_is_left_out():
-    unknown = dataclasses.replace(NOW, peak_memory_bytes=np.full(3, np.nan))
-    figure = lab_views(Shown(NOW.experiment, "now", unknown), ["cost"])
-    assert to_png(figure).startswith(b"\x89PNG")
-    assert figure.get_label().endswith(" ms.") and "memory" not in figure.get_label()
+def test_a_loss_that_grows_stays_in_the_view_up_to_four_times_the_first():
+    for factor, top in ((3.0, 3.0), (100.0, 4.0)):
+        losses = NOW.losses.copy()
+        first = float(NOW.window_losses[:, 0].mean())
+        losses[:, -1] *= factor * first / NOW.window_losses[:, -1].mean()
+        grown = dataclasses.replace(NOW, losses=losses)
+        [axes] = axes_of("losses", Shown(NOW.experiment, "now", grown))
+        assert axes.get_ylim()[1] == pytest.approx(1.25 * top * first)
 
 
 def test_without_accumulation_the_noise_scale_says_what_it_needs():

@@ -196,6 +196,11 @@ def test_labels_name_what_differs():
         "variables, T = 2, learning rate = 0.001",
     ]
     assert plots.labels([EXPERIMENT]) == ["microbatched"]
+    other = dataclasses.replace(EXPERIMENT, updates=None, examples=250, learning_rate=10**-0.3)
+    assert plots.labels([EXPERIMENT, other]) == [
+        f"updates = {EXPERIMENT.updates}, learning rate = 0.001",
+        "examples = 250, learning rate = 0.501",
+    ]
 
 
 def test_bad_input_gets_one_sentence():

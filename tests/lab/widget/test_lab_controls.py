@@ -1,6 +1,7 @@
 """The controls of the lab: each one reruns the training, and values that cannot be run are
 refused."""
 
+import pytest
 from events import wait_until
 from lab_widgets import run_to_the_end, updates_made, widget
 
@@ -111,6 +112,23 @@ def test_values_that_cannot_be_run_are_refused(make):
     assert "12 × 5000" not in batch.value and "at most the 55000 training examples" in batch.value
     widget(lab, "accumulation_steps").value = 2
     assert "2 × 5000" in batch.value and lab.wait() is State.FINISHED
+
+
+@pytest.mark.parametrize(
+    ("kind", "budget", "rule"),
+    [
+        ("updates", -5.0, "from 1 to 1,000,000 updates in a lab. Received: -5"),
+        ("updates", 1e9, "from 1 to 1,000,000 updates in a lab. Received: 1,000,000,000"),
+        ("examples", 0.0, "from 1 to 1,000,000,000 examples in a lab. Received: 0"),
+        ("seconds", 0.01, "from 0.1 to 86,400 seconds in a lab. Received: 0.01"),
+        ("updates", float("nan"), "from 1 to 1,000,000 updates in a lab. Received: nan"),
+    ],
+)
+def test_lengths_that_cannot_be_run_are_refused(make, kind, budget, rule):
+    lab = make(rerun=False)
+    widget(lab, "budget_kind").value = kind
+    widget(lab, "budget").value = budget
+    assert lab.status == f"not run: the budget must be {rule}"
 
 
 def test_a_refusal_ends_the_run_before_and_stays_on_the_page(make):

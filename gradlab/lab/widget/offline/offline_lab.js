@@ -2,7 +2,7 @@
  * The lab on a page without a kernel: its controls start a training in the page (training.js), and the views follow it.
  */
 import { looks } from "../canvas.js";
-import { chart, el } from "../charts.js";
+import { chart, COMPARED, el } from "../charts.js";
 import { showOneUpdate } from "../one_update.js";
 import { colorOf, column, plain, STYLES, VIEWS } from "../plots.js";
 import { inflated, unpacked } from "./digits.js";
@@ -27,7 +27,6 @@ import { COLUMNS, DOTS, dotsOf, pointOf, rowsOf } from "./run_rows.js";
  */
 
 const PACE = 150; // milliseconds between two drawings
-const COMPARED = 20; // a run of fewer updates is not kept for comparison
 const TOUR = [1, 5, 20]; // k of the runs that a page shows until it is touched
 const REST = 4000; // milliseconds between two of them
 
@@ -129,7 +128,7 @@ function nameOf({ k, b, learningRate, optimizer }, first) {
 }
 
 /** What changed between two runs that differ in k, as both have measured it. "" where they do not compare. */
-function contrast(now, before) {
+function compare(now, before) {
   if (!before?.point?.window || !now.point?.window || before.b !== now.b || before.k === now.k) return "";
   const [less, more] = before.k < now.k ? [before, now] : [now, before];
   const share = more.k / less.k;
@@ -261,7 +260,7 @@ export function showOffline(/** @type {HTMLElement} */ root, /** @type {Page} */
     progress.value = updates;
     status.textContent = run ? `${state}: ${run.fault ?? `${updates} of ${page.updates} updates`}` : "";
     const { runs, points: earlier } = data();
-    compared.textContent = run ? contrast(runs[0], runs[1]) : "";
+    compared.textContent = run ? compare(runs[0], runs[1]) : "";
     const colors = looks(root);
     const known = [...runs, ...(earlier.length ? [{ style: null, name: "earlier runs" }] : [])];
     legend.replaceChildren(...known.map(({ style, name }) => {

@@ -90,6 +90,5 @@ export function pointOf(/** @type {Update[][]} */ seeds, { k, b }) {
     microbatch,
     law: microbatch / Math.sqrt(k),
     milliseconds: (times[Math.ceil(middle - 1)] + times[Math.floor(middle)]) / 2,
-    mebibytes: null,
   };
 }
