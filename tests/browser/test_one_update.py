@@ -14,7 +14,7 @@ from gradlab.lab.widget.one_update import OneUpdate
 
 pytestmark = pytest.mark.browser
 
-MODULE = module("canvas", "one_update")
+MODULE = module("canvas", "race", "one_update")
 # Loads the module as anywidget does, and computes descents from what Python sends.
 COMPUTE = """async ([source, constants, noise, cases]) => {
     const module = await import(URL.createObjectURL(new Blob([source], {type: "text/javascript"})));
@@ -72,6 +72,33 @@ def test_the_page_computes_what_python_computes(blank):
 def test_a_step_adds_a_micro_batch_and_the_last_one_is_followed_by_the_update(blank):
     seen = blank.evaluate(STEPS, [MODULE, 2, 2, 6])
     assert seen == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2], [0, 0]]
+
+
+RACE = """async ([source, constants, noise, start, k, rate]) => {
+    const module = await import(URL.createObjectURL(new Blob([source], {type: "text/javascript"})));
+    const toy = {...constants, learningRate: rate, noise: new Int16Array(noise)};
+    const runners = module.race(toy, start, k);
+    return {runners, updates: runners.map((each) => module.updatesAt(each, 3 * k + 1))};
+}"""
+
+
+@pytest.mark.parametrize(("k", "rate"), [(2, 0.3), (20, 0.3), (20, 0.05)])
+def test_a_race_is_of_three_descents_on_the_same_micro_batches(blank, k, rate):
+    sent = OneUpdate()
+    noise = np.frombuffer(sent.noise, "<i2")
+    arguments = [sent.constants, noise.tolist(), toy.START.tolist(), k, rate]
+    found = blank.evaluate(RACE, [MODULE, *arguments])
+    # All micro-batches in the order in which windows of k use them
+    stream = noise.reshape(toy.UPDATES, -1, 2)[:, :k].reshape(-1, 2) * toy.UNIT * toy.NOISE
+    for runner, (steps, own_rate) in zip(found["runners"], [(1, rate), (k, rate), (1, rate / k)]):
+        path = [toy.START]
+        for window in stream.reshape(-1, steps, 2):
+            path.append(path[-1] - own_rate * (toy.CURVATURE * path[-1] + window.mean(axis=0)))
+        np.testing.assert_allclose(runner["path"], path, rtol=0, atol=1e-10)
+        losses = (toy.CURVATURE * np.array(path) ** 2).sum(axis=1) / 2
+        np.testing.assert_allclose(runner["losses"], losses, rtol=0, atol=1e-10)
+        assert runner["floor"] == pytest.approx(toy.noise_floor(steps, own_rate), abs=1e-12)
+    assert found["updates"] == [3 * k + 1, 3, 3 * k + 1]
 
 
 # Shows the view with a model that only keeps what the view sends, and resets it.
@@ -178,6 +205,22 @@ def test_step_play_and_keys(page, small, view):
         lambda: str(state(view)),
     )
     until(lambda: said(view) == toy.describe(toy.descend(5)) != words)
+
+
+def test_a_race_and_another_rate(small, view):
+    press(view.locator(".gradlab-toy-race"), "Enter")
+    until(lambda: state(view).get("race") == "finished")
+    assert "k = 1, rate ÷ 5" in view.locator(".gradlab-key").first.inner_text()
+    words = said(view)
+    assert words.startswith("Race: ") and "k = 5: loss" in words and "300 updates" in words
+    press(view.locator(".gradlab-toy-rate"), "Home")  # the smallest: the race begins again
+    until(lambda: "0.01" in view.locator(".gradlab-toy-more").inner_text() and said(view) != words)
+    until(lambda: state(view)["race"] == "finished")
+    press(view.locator(".gradlab-toy-race"), "Enter")
+    until(lambda: said(view) == toy.describe(toy.descend(5, learning_rate=0.01)))
+    assert "race" not in state(view)
+    small.press("reset")  # brings back the rate
+    until(lambda: said(view) == toy.describe(toy.descend(5)))
 
 
 def test_the_starting_point_is_dragged(page, view):

@@ -77,6 +77,7 @@ export function looks(element) {
     dark,
     path: dark ? "#56B4E9" : "#0072B2",
     floor: dark ? "#E69F00" : "#D55E00",
+    third: dark ? "#2BBF93" : "#009E73",
     font: `11px ${style.fontFamily}`,
   };
 }

@@ -5,6 +5,7 @@
  * the widget, which follows the slider inside the page, so it needs no kernel.
  */
 import { arrow, dot, fitted, line, looks } from "./canvas.js";
+import { describeRace, drawLossesOf, drawPaths, race, raceColors } from "./race.js";
 
 /**
  * @typedef {Object} Toy What Python sends.
@@ -76,6 +77,8 @@ const BOX = { x: [-6.5, 5.5], y: [-3.5, 3.5] }; // of the weights
 const LEVELS = [0.5, 2, 6]; // contours of the loss, which fit into the box
 const LOSSES = [3e-3, 20]; // the lower plot
 const ARROW = 0.5; // the length of an arrow for a gradient of length 1
+const KEY = "thick: mean · dashed: noise floor · drag the ring";
+const FRAMES = 150; // of a race
 const REACH = 28; // a press within so many pixels of the starting point grabs it
 
 /** Functions from weights to pixels and back, for the valley in a box of this size. */
@@ -94,7 +97,6 @@ export function scales(width, height) {
 
 function drawValley(context, box, toy, state, colors) {
   const { toPixels, scale } = scales(box.width, box.height);
-  const { path, floor } = state.descent;
   const ellipse = (level, style, width, dash) => {
     const radii = toy.curvature.map((h) => Math.sqrt((2 * level) / h) * scale);
     Object.assign(context, { strokeStyle: style, lineWidth: width });
@@ -105,6 +107,11 @@ function drawValley(context, box, toy, state, colors) {
     context.setLineDash([]);
   };
   LEVELS.forEach((level) => ellipse(level, colors.faint, 1, []));
+  if (state.race) {
+    drawPaths(context, state.race.runners, state.race.seen, toPixels, colors);
+    return;
+  }
+  const { path, floor } = state.descent;
   ellipse(floor, colors.floor, 1.5, [5, 3]);
   const points = path.map(toPixels);
   context.globalAlpha = 0.4;
@@ -137,6 +144,11 @@ function drawLosses(context, box, toy, state, colors) {
     line(context, [[box.left, y(value)], [box.width - 6, y(value)]], colors.faint, 0.6);
     context.fillText(label, box.left - 5, y(value));
   }
+  if (state.race) {
+    const share = { x: (part) => x(part * toy.updates), y };
+    drawLossesOf(state.race.runners, state.race.seen, share, context, colors);
+    return;
+  }
   const points = state.descent.losses.map((value, update) => [x(update), y(value)]);
   line(context, points, colors.path, 1.2);
   line(context, [[box.left, y(state.descent.floor)], [box.width - 6, y(state.descent.floor)]], colors.floor, 1.5, [
@@ -160,7 +172,11 @@ const HTML = `
   </div>
   <canvas tabindex="0" role="application"
     aria-label="One update of the toy. The arrow keys move the starting point."></canvas>
-  <div class="gradlab-key">thick: mean · dashed: noise floor · drag the ring</div>
+  <div class="gradlab-key"></div>
+  <div class="gradlab-key gradlab-toy-more">
+    <label>rate <input type="range" class="gradlab-toy-rate" min="-2" max="0" step="0.05"> <span></span></label>
+    <button class="gradlab-toy-race" title="Three descents see the same micro-batches: k = 1, this k, and k = 1 at a k-th of the rate.">Race</button>
+  </div>
   <span class="gradlab-unseen gradlab-words-toy" aria-live="polite"></span>`;
 
 export function showOneUpdate({ model, el }) {
@@ -171,7 +187,9 @@ export function showOneUpdate({ model, el }) {
   const canvas = find("canvas");
   const toy = toyOf(model);
   const begin = { update: model.get("looked_at"), added: Infinity }; // all micro-batches
-  const state = { ...begin, k: 1, asked: 1, descent: null };
+  const state = { ...begin, k: 1, asked: 1, descent: null, race: null };
+  const rate = find(".gradlab-toy-rate");
+  rate.value = Math.log10(toy.learningRate);
   let timer = null;
   let frame = null;
 
@@ -181,7 +199,40 @@ export function showOneUpdate({ model, el }) {
     state.k = Math.min(toy.most, state.asked);
     state.added = complete ? state.k : Math.min(state.added, state.k);
     state.descent = descend(toy, model.get("start"), state.k);
+    if (state.race) state.race.runners = runners();
     schedule();
+  }
+
+  function runners() {
+    return race(toy, model.get("start"), Math.max(2, state.k));
+  }
+
+  function startRace(on) {
+    play(false);
+    state.race = on ? { runners: runners(), seen: 0 } : null;
+    find(".gradlab-toy-race").textContent = on ? "End race" : "Race";
+    schedule();
+  }
+
+  /** What the race's colors mean, or the words of one update. */
+  function key(colors) {
+    if (!state.race) return [KEY];
+    return state.race.runners.map(({ name }, i) => {
+      const part = document.createElement("span");
+      part.textContent = `● ${name}  `;
+      part.style.color = raceColors(colors)[i];
+      return part;
+    });
+  }
+
+  /** Let the race go on with each frame. */
+  function advance() {
+    if (!state.race) return;
+    const all = toy.updates * state.race.runners[1].steps;
+    const going = state.race.seen < all;
+    state.race.seen = Math.min(all, state.race.seen + all / FRAMES);
+    el.dataset.race = going ? "running" : "finished";
+    if (going) schedule();
   }
 
   function schedule() {
@@ -201,14 +252,21 @@ export function showOneUpdate({ model, el }) {
     drawValley(context, valley, toy, state, colors);
     context.restore();
     drawLosses(context, { left: 38, width, top: valley.height + 8, height: 0.26 * height - 14 }, toy, state, colors);
+    find(".gradlab-key").replaceChildren(...key(colors));
+    find(".gradlab-toy-rate + span").textContent = toy.learningRate.toFixed(2);
     const done = state.k < state.asked ? "drawn" : "added"; // there is noise for the first ones only
-    find(".gradlab-added").textContent = state.added ? `${state.added} of ${state.asked} ${done}` : "applied";
+    const added = state.added ? `${state.added} of ${state.asked} ${done}` : "applied";
+    find(".gradlab-added").textContent = state.race ? "" : added;
     const start = model.get("start").map((weight) => weight.toFixed(2));
     Object.assign(el.dataset, { updates: state.update, added: state.added, steps: state.k, start });
-    find(".gradlab-words-toy").textContent = timer ? "" : describe(toy, state.descent, state.k, state.update);
+    const words = state.race ? describeRace(state.race.runners) : describe(toy, state.descent, state.k, state.update);
+    find(".gradlab-words-toy").textContent = timer ? "" : words;
+    if (!state.race) delete el.dataset.race;
+    advance();
   }
 
   function step() {
+    if (state.race) startRace(false);
     Object.assign(state, next(state, state.k, toy.updates));
     schedule();
   }
@@ -224,9 +282,15 @@ export function showOneUpdate({ model, el }) {
     model.set("start", weights);
   }
 
+  function setRate(value) {
+    toy.learningRate = value;
+    rate.value = Math.log10(value);
+  }
+
   function reset({ start }) {
     Object.assign(state, begin);
-    play(false);
+    startRace(false);
+    setRate(model.get("constants").learningRate);
     startAt(start);
     model.save_changes();
     model.send({ reset: true });
@@ -262,6 +326,12 @@ export function showOneUpdate({ model, el }) {
     step();
   });
   find(".gradlab-toy-play").addEventListener("click", () => play(!timer));
+  find(".gradlab-toy-race").addEventListener("click", () => startRace(!state.race));
+  rate.addEventListener("input", () => {
+    toy.learningRate = 10 ** Number(rate.value);
+    if (state.race) state.race.seen = 0;
+    compute();
+  });
 
   const names = ["accumulation_steps", "towers", "start"].map((name) => `change:${name}`);
   names.forEach((name) => model.on(name, compute));

@@ -21,7 +21,7 @@ class OneUpdate(anywidget.AnyWidget):
             dragged.
     """
 
-    _esm = module("canvas", "one_update")
+    _esm = module("canvas", "race", "one_update")
     _css = FOLDER / "one_update.css"
 
     accumulation_steps = traitlets.Int(1).tag(sync=True)

@@ -37,6 +37,7 @@ MOST_STEPS = 50  # of the slider for k in a page
 _STYLES = ("charts", "one_update", "offline/offline")
 _MODULES = (
     "canvas",
+    "race",
     "one_update",
     "plots",
     "charts",
