@@ -12,6 +12,7 @@ import pytest
 from lab_page import (
     LABS,
     PAGE,
+    PREVIEW,
     RUN_ALL,
     SCREENSHOTS,
     SIZE,
@@ -70,7 +71,7 @@ def browser():
 
 @pytest.fixture(scope="session")
 def notebooks(tmp_path_factory):
-    """A copy of the notebooks, which JupyterLab may save over, and four notebooks with labs."""
+    """A copy of the notebooks, which JupyterLab may save over, and five notebooks with labs."""
     folder = tmp_path_factory.mktemp("course") / "notebooks"
     shutil.copytree(
         ROOT / "notebooks", folder, ignore=shutil.ignore_patterns(".ipynb_checkpoints", "gradlab-*")
@@ -79,6 +80,7 @@ def notebooks(tmp_path_factory):
     write_notebook(folder / "labs.ipynb", *LABS)
     write_notebook(folder / "toy.ipynb", *TOY)
     write_notebook(folder / "run_all.ipynb", *RUN_ALL)
+    write_notebook(folder / "preview.ipynb", *PREVIEW)
     return folder
 
 

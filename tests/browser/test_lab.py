@@ -503,6 +503,23 @@ def test_run_all_the_lab_trains_and_answers_while_other_cells_run(
     end_kernel(whole_notebooks, "run_all.ipynb")
 
 
+def test_the_page_trains_while_tensorflow_is_loading(browser, whole_notebooks, notebooks):
+    """The setup waits until the page's own training has been seen."""
+    page = open_notebook(browser, whole_notebooks, "preview.ipynb")
+    choose_menu(page, "Run", "Run All Cells")
+    lab = Lab(page)
+    lab.root.wait_for()
+    until(lambda: "in the page: k = 5, b = 20: from" in lab.words("losses"), lab.status)
+    assert "TensorFlow is loading" in lab.text("own")
+    (notebooks / "loaded").touch()
+    until(lambda: "now: k = 5, b = 20: from" in lab.words("losses"), lab.status)
+    assert not lab.root.locator(".gradlab-own").is_visible()
+    assert "in the page" not in lab.words("losses")
+    lab.wait_for("finished")
+    close(page)
+    end_kernel(whole_notebooks, "preview.ipynb")
+
+
 @pytest.mark.slow
 def test_labs_in_one_notebook_a_run_that_diverges_a_free_kernel_and_a_restart(
     browser, whole_notebooks

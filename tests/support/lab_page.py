@@ -63,6 +63,16 @@ RUN_ALL = (
     "print('\\n' * 99)",
     "while not pathlib.Path('seen').exists():\n    time.sleep(0.05)\nprint('the kernel', 'is free')",
 )
+# A lab that is shown before TensorFlow is set up, which waits for a file.
+PREVIEW = (
+    "import gradlab, pathlib, time\nfrom gradlab import runtime\n"
+    "configure = runtime._configure\n"
+    "def waiting(*arguments):\n"
+    "    while not pathlib.Path('loaded').exists():\n        time.sleep(0.05)\n"
+    "    return configure(*arguments)\n"
+    "runtime._configure = waiting",
+    "display(gradlab.AccumulationLab(updates=60, seeds=2))\ngradlab.setup(seed=0);",
+)
 # A notebook with three small labs: two alike, and one that diverges.
 LABS = (
     "import gradlab\ngradlab.setup(seed=0)",

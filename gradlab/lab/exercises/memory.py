@@ -186,7 +186,9 @@ def bytes_needed(answer: Any) -> None:
     require_close(answer(14_714_688, 180_000_000, 1, 128), 474_293_760, what)
     hint = "nothing in the bill grows with the number of micro-batches: each one reuses the memory of the one before"
     require(np.allclose(answer(1000, 500, 2, 2), 21_000), hint)
-    alone = "a window of a single micro-batch needs no accumulator: its gradient is the mean already"
+    alone = (
+        "a window of a single micro-batch needs no accumulator: its gradient is the mean already"
+    )
     require(np.allclose(answer(1000, 500, 2, 1), 17_000), alone)
 
 

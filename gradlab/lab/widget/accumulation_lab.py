@@ -15,6 +15,7 @@ A run that is no longer the current one is cancelled, and its remaining updates 
 """
 
 import pathlib
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -86,7 +87,7 @@ class AccumulationLab:
         experiment = presets.experiment(seed, preset)
         self._hide, self._lock = presets.names(hide, lock)
         _checks.one_of("against", against, plots.X_AXES)
-        if cluster is None:
+        if cluster is None and experiment.towers > 1:  # there always is one device
             runtime.tower_devices(experiment.towers)
         self._seed = seed
         self._downloads = downloads
@@ -105,6 +106,10 @@ class AccumulationLab:
                 "png": lambda: self._give("gradlab-views.png", self._png, self.to_png),
             }
         )
+        if cluster is None and "tensorflow" not in sys.modules and saved_page.can_train(experiment):
+            # Two seeds leave processors for what the kernel loads
+            few = replace(experiment, seeds=experiment.seed_numbers[:2])
+            self._controller.layout.charts.preview = saved_page.trained(few)
         self.view = self._controller.layout.view
         runner.end_at_exit(self._controller)
 

@@ -1,5 +1,6 @@
 /** The five views of a training on the page: asking Python for numbers, drawing them, and reading values from them. */
 import { fitted, looks } from "./canvas.js";
+import { countsOf, drawn, newRun, PACE, Workers } from "./offline/page_run.js";
 import {
   boxes,
   colorOf,
@@ -220,6 +221,33 @@ function chips(model, hidden, changed) {
   return { list, table, update };
 }
 
+const OWN = "TensorFlow is loading. Until then the page itself trains, on 4,000 digits.";
+
+/** A run of the page alone, from a few seeds. */
+function startPreview(/** @type {import("./offline/page_run.js").Trained} */ facts, redraw) {
+  const run = newRun(0, facts.settings, facts.seeds);
+  let timer = null;
+  const workers = new Workers(facts, ({ seed, made }) => {
+    run.seeds[seed].push(...made);
+    timer = timer ?? setTimeout(() => {
+      timer = null;
+      redraw();
+    }, PACE);
+  }, () => {}); // without workers there is no preview
+  workers.begin(0, facts.settings);
+  return {
+    data: () => {
+      if (!Math.max(...countsOf(run))) return null;
+      const current = drawn(run, 0, `in the page: k = ${run.settings.k}, b = ${run.settings.b}`);
+      return { runs: [current], current, points: [], point: current.point };
+    },
+    end: () => {
+      clearTimeout(timer);
+      workers.end();
+    },
+  };
+}
+
 /** Tell a classroom's server that its page goes away. */
 function leave() {
   const { kernelId, baseUrl } = JSON.parse(document.getElementById("jupyter-config-data")?.textContent ?? "{}");
@@ -244,6 +272,7 @@ function showCharts({ model, el: root }) {
   const store = new Map(); // all runs by number
   const hidden = new Set(); // numbers of runs
   let ghost = null; // the run before the current one, if another one was asked for
+  let preview = null; // a run of the page, until the kernel has one
   let asked = null; // the timer that runs while an answer is expected
   let again = null; // the timer of the next question
   let late = false; // whether there was news after the last question
@@ -254,6 +283,8 @@ function showCharts({ model, el: root }) {
 
   function data() {
     const runs = known.sent.map((number) => store.get(number)).filter((run) => !hidden.has(run.number));
+    const own = preview?.data();
+    if (own) return { ...known, ...own, experiment: { ...own.current, updates: model.get("preview").updates } };
     const current = known.now && runs[0]?.number === known.sent[0] ? runs[0] : null;
     return { runs: current && ghost ? [...runs, ghost] : runs, current, experiment, ...known };
   }
@@ -262,12 +293,27 @@ function showCharts({ model, el: root }) {
   const named = chips(model, hidden, redraw);
   const lost = el("div", { className: "gradlab-lost", hidden: true });
   lost.setAttribute("role", "alert");
-  root.append(...charts.map(({ node }) => node), lost);
+  const own = el("div", { className: "gradlab-own", hidden: true, textContent: OWN });
+  own.setAttribute("role", "status");
+  root.append(...charts.map(({ node }) => node), own, lost);
   if (model.get("chips")) root.append(named.list, named.table);
 
   function redraw() {
     charts.forEach(({ schedule }) => schedule());
     named.update(known.sent.map((number) => store.get(number)), known.now, known.cells, looks(root));
+  }
+
+  /** Train in the page while the kernel loads TensorFlow. */
+  function beginPreview() {
+    if (preview || known.now || !model.get("preview").worker) return;
+    preview = startPreview(model.get("preview"), redraw);
+    own.hidden = false;
+  }
+
+  function endPreview() {
+    preview?.end();
+    preview = null;
+    own.hidden = true;
   }
 
   function ask() {
@@ -349,6 +395,7 @@ function showCharts({ model, el: root }) {
           merged(before, sent, content.columns, floats(buffers[2 * i]), floats(buffers[2 * i + 1])),
         );}
     });
+    if (content.now && Math.max(...content.runs[0].counts) > 0) endPreview();
     haunt(content);
     known.sent = content.runs.map(({ number }) => number).filter((number) => store.has(number));
     known.sent.forEach((number, i) => {
@@ -398,12 +445,14 @@ function showCharts({ model, el: root }) {
       return;
     }
     watched.observe(lab);
+    beginPreview();
     nudge();
     nudges = setInterval(nudge, NUDGE);
     USED.forEach((event) => lab.addEventListener(event, ask)); // a kernel that is gone is noticed when it is needed
   });
   redraw();
   return () => {
+    endPreview();
     visible = false; // no frame that is under way asks again
     [asked, again].forEach(clearTimeout);
     clearInterval(nudges);

@@ -19,14 +19,19 @@ class Charts(anywidget.AnyWidget):
         chips: whether the runs are named below the views.
 
     Attributes:
+        preview: what the page trains by itself until the kernel has a run (`saved_page.trained`), or
+            {}.
         news: a number that changes when there is something to ask for.
     """
 
-    _esm = module("canvas", "plots", "charts")
+    _esm = module(
+        "canvas", "plots", "offline/digits", "offline/run_rows", "offline/page_run", "charts"
+    )
     _css = FOLDER / "charts.css"
 
     shown = traitlets.List(traitlets.Unicode()).tag(sync=True)
     chips = traitlets.Bool(True).tag(sync=True)
+    preview = traitlets.Dict().tag(sync=True)
     news = traitlets.Int(0).tag(sync=True)
 
     def __init__(self, shown: Sequence[str], chips: bool = True):

@@ -40,9 +40,10 @@ _MODULES = (
     "race",
     "one_update",
     "plots",
-    "charts",
     "offline/digits",
     "offline/run_rows",
+    "offline/page_run",
+    "charts",
     "offline/offline_lab",
 )
 
@@ -117,32 +118,19 @@ def page(
         tour: whether k moves by itself until somebody touches the page.
     """
     about = recorded()
-    trained = e if _can_train(e) else presets.experiment(0, {})
-    assert trained.updates is not None  # that is checked, and the default has a number
-    facts = {
-        "settings": {
-            "k": trained.accumulation_steps,
-            "b": trained.microbatch_size,
-            "learningRate": trained.learning_rate,
-            "optimizer": trained.optimizer,
-        },
-        "updates": trained.updates,
-        "evaluateEvery": trained.eval_every or max(1, trained.updates // 10),
-        "seeds": len(trained.seed_numbers),
-        "instead": "" if trained is e else f"{e.model} on {e.dataset}",
+    facts = trained(e if can_train(e) else presets.experiment(0, {})) | {
+        "instead": "" if can_train(e) else f"{e.model} on {e.dataset}",
         "hide": list(hide),
         "lock": list(lock),
         "against": against,
         "tour": tour,
-        "trainingExamples": digits.TRAINING,
-        "testExamples": digits.TEST,
         "toy": toy_facts(),
     }
     return _PAGE.format(
         still=still(picture(), about["sentence"], about["sentence"], about["table"]),
         css=css(),
         javascript=javascript(),
-        facts=json.dumps(facts | sources()),
+        facts=json.dumps(facts),
     )
 
 
@@ -156,7 +144,26 @@ def javascript() -> str:
     return module(*_MODULES)
 
 
-def _can_train(e: Experiment) -> bool:
+def trained(e: Experiment) -> dict[str, Any]:
+    """What page_run.js needs to train an experiment that a page can train."""
+    assert e.updates is not None
+    return {
+        "settings": {
+            "k": e.accumulation_steps,
+            "b": e.microbatch_size,
+            "learningRate": e.learning_rate,
+            "optimizer": e.optimizer,
+        },
+        "updates": e.updates,
+        "evaluateEvery": e.eval_every or max(1, e.updates // 10),
+        "seeds": len(e.seed_numbers),
+        "trainingExamples": digits.TRAINING,
+        "testExamples": digits.TEST,
+        **sources(),
+    }
+
+
+def can_train(e: Experiment) -> bool:
     """Whether training.js trains this network on these images, for so many updates."""
     return (e.model, e.dataset, e.towers) == ("dense", "mnist", 1) and e.updates is not None
 

@@ -5,28 +5,20 @@ import { looks } from "../canvas.js";
 import { chart, COMPARED, el } from "../charts.js";
 import { showOneUpdate } from "../one_update.js";
 import { colorOf, column, plain, STYLES, VIEWS } from "../plots.js";
-import { inflated, unpacked } from "./digits.js";
-import { COLUMNS, DOTS, dotsOf, pointOf, rowsOf } from "./run_rows.js";
+import { bytes, countsOf, drawn, newRun, PACE, Workers } from "./page_run.js";
 
 /**
- * @typedef {Object} Page What Python writes into the page.
- * @property {import("./training.js").Settings & {k: number}} settings What the page begins with.
- * @property {number} updates The length of a run.
- * @property {number} evaluateEvery Updates after which the accuracy is measured.
- * @property {number} seeds
+ * @typedef {import("./page_run.js").Trained & OwnFacts} Page What Python writes into the page.
+ *
+ * @typedef {Object} OwnFacts
  * @property {string} instead What the lab trains in a kernel, if the page cannot.
  * @property {string[]} hide Names of controls and views.
  * @property {string[]} lock Names of controls.
  * @property {string} against The first horizontal axis of the accuracy.
  * @property {boolean} tour Whether k moves by itself.
- * @property {string} digits As digits.py packs them, in base64.
- * @property {string} worker The source of training.js.
- * @property {number} trainingExamples
- * @property {number} testExamples
  * @property {Object} toy constants and noise of the view of one update, noise as base64.
  */
 
-const PACE = 150; // milliseconds between two drawings
 const TOUR = [1, 5, 20]; // k of the runs that a page shows until it is touched
 const REST = 4000; // milliseconds between two of them
 
@@ -37,10 +29,6 @@ const SLIDERS = [
 ];
 const OPTIMIZERS = ["adam", "adamw", "momentum", "sgd"];
 const AXES = ["updates", "examples", "seconds"];
-
-function bytes(base64) {
-  return Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0)).buffer;
-}
 
 /** What showOneUpdate needs of a widget's model. */
 export function modelOf(/** @type {Page} */ { toy }, k) {
@@ -56,68 +44,6 @@ export function modelOf(/** @type {Page} */ { toy }, k) {
     off: () => {},
     save_changes: () => {},
   };
-}
-
-/** A worker for each seed. */
-class Workers {
-  constructor(/** @type {Page} */ page, take, fail) {
-    const address = URL.createObjectURL(new Blob([page.worker], { type: "text/javascript" }));
-    this.all = Array.from({ length: page.seeds }, () => new Worker(address));
-    const { updates, evaluateEvery, trainingExamples, testExamples } = page;
-    this.job = { updates, evaluateEvery, trainingExamples, testExamples };
-    this.all.forEach((worker) => {
-      worker.onmessage = ({ data }) => take(data);
-      worker.onerror = fail;
-    });
-    this.ready = inflated(bytes(page.digits)).then(unpacked).then((digits) =>
-      this.all.forEach((worker) => worker.postMessage({ digits }))
-    );
-  }
-
-  async begin(number, settings) {
-    await this.ready;
-    this.all.forEach((worker, seed) => worker.postMessage({ job: { ...this.job, ...settings, number, seed } }));
-  }
-
-  pause(on) {
-    this.all.forEach((worker) => worker.postMessage({ pause: on }));
-  }
-}
-
-/** A run of this page: what was chosen, and the updates of each seed so far. */
-function newRun(number, settings, seeds) {
-  return {
-    number,
-    settings,
-    seeds: Array.from({ length: seeds }, () => []),
-    training: seeds,
-    state: "running",
-    fault: null,
-    drawn: null,
-  };
-}
-
-const countsOf = (run) => run.seeds.map(({ length }) => length);
-
-/** A run as the views draw it, computed again when there is something new. */
-function drawn(run, style, name) {
-  const counts = countsOf(run);
-  if (String(run.drawn?.counts) !== String(counts)) {
-    const { k, b } = run.settings;
-    run.drawn = {
-      number: run.number,
-      k,
-      b,
-      batch: k * b,
-      counts,
-      columns: COLUMNS,
-      rows: rowsOf(run.seeds, run.settings),
-      dots: dotsOf(run.seeds[0], run.settings),
-      perUpdate: Math.min(DOTS, k),
-      point: Math.min(...counts) > 2 ? pointOf(run.seeds, run.settings) : null,
-    };
-  }
-  return { ...run.drawn, style, name };
 }
 
 /** The name of a run: k, b, and what differs from what the page began with. */
