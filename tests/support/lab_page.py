@@ -71,7 +71,7 @@ PREVIEW = (
     "    while not pathlib.Path('loaded').exists():\n        time.sleep(0.05)\n"
     "    return configure(*arguments)\n"
     "runtime._configure = waiting",
-    "display(gradlab.AccumulationLab(updates=60, seeds=2))\ngradlab.setup(seed=0);",
+    "display(gradlab.AccumulationLab(updates=60, seeds=2))\nruntime = gradlab.setup(seed=0)",
 )
 # A notebook with three small labs: two alike, and one that diverges.
 LABS = (
