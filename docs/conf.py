@@ -59,6 +59,7 @@ default_role = "py:obj"  # `name` in a docstring links to that name if it is doc
 html_theme = "furo"
 html_title = f"gradlab {version}"
 html_static_path = ["_static"]
+html_favicon = "_static/favicon.svg"
 html_css_files = ["gradlab.css"]
 html_copy_source = False
 linkcheck_timeout = 20
@@ -143,15 +144,25 @@ def badges(notebook: str, repository: str) -> str:
     )
 
 
-def add_badges(app, docname: str, content: list[str]) -> None:
-    """Puts the badges below the title of a notebook's page."""
+def top(text: str, notebook: str, repository: str) -> str:
+    """The first cell of a notebook with its number in the title, by which the course refers to it,
+    and with the badges below."""
+    title, *rest = text.split("\n")
+    number = pathlib.Path(notebook).name[:2]
+    return "\n".join(
+        [f"# {number}. {title.removeprefix('# ')}", "", badges(notebook, repository), *rest]
+    )
+
+
+def change_top(app, docname: str, content: list[str]) -> None:
+    """Changes the first cell of a notebook's page."""
     sources = {page: source for source, page in copies().items()}
     source = sources.get(pathlib.Path(app.env.doc2path(docname)))
-    if source is not None and source.suffix == ".ipynb" and REPOSITORY:
+    if source is not None and source.suffix == ".ipynb":
         notebook = json.loads(content[0])
-        title, *rest = "".join(notebook["cells"][0]["source"]).split("\n")
-        badge = badges(source.relative_to(ROOT).as_posix(), REPOSITORY)
-        notebook["cells"][0]["source"] = "\n".join([title, "", badge, *rest])
+        first = notebook["cells"][0]
+        path = source.relative_to(ROOT).as_posix()
+        first["source"] = top("".join(first["source"]), path, REPOSITORY)
         content[0] = json.dumps(notebook)
 
 
@@ -170,5 +181,5 @@ def setup(app) -> None:
         if field.name == "variable":
             field.label = "Attributes"  # Sphinx calls them variables
     app.connect("source-read", rewrite_links)
-    app.connect("source-read", add_badges)
+    app.connect("source-read", change_top)
     GoogleDocstring._consume_inline_attribute = whole_docstring

@@ -112,7 +112,7 @@ def test_the_page_draws_what_python_draws(compute, against):
                 np.testing.assert_allclose(series["ys"], line.get_ydata(), rtol=1e-5)
     assert [len(series["xs"]) for series in found["losses"]["plots"][0]["series"]] == [40, 40]
     measured = Point.of(NOW).window / Point.of(OTHER).window
-    said = f"k 4 → 8: ÷ {2**0.5:.1f} predicted, ÷ {measured:.1f} measured"
+    said = f"÷ {2**0.5:.1f} predicted, ÷ {measured:.1f} measured"
     assert found["noise"]["plots"][0]["note"] == said
     assert [len(series["xs"]) for series in found["accuracy"]["plots"][0]["series"]] == [4, 4]
     losses = found["losses"]["plots"][0]

@@ -196,13 +196,18 @@ def test_badges_need_an_address(repository, found):
         node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)
     }
     names: dict = {}
-    exec(ast.unparse(functions["badges"]), names)
+    exec(
+        "import pathlib\n" + "\n".join(ast.unparse(functions[n]) for n in ("badges", "top")), names
+    )
     made = names["badges"]("notebooks/x.ipynb", repository)
     assert (
         bool(made) == bool(repository)
         and found in made
         and made.count("](https://") == 4 * bool(repository)
     )
+    top = names["top"]("# Memory\n\nText.", "notebooks/09_memory.ipynb", repository)
+    assert top.startswith("# 09. Memory\n") and top.endswith("\n\nText.")
+    assert top.count("](https://") == 4 * bool(repository)
 
 
 def test_the_comparison_links_every_row_to_a_test_of_gradlab():

@@ -77,7 +77,7 @@ const BOX = { x: [-6.5, 5.5], y: [-3.5, 3.5] }; // of the weights
 const LEVELS = [0.5, 2, 6]; // contours of the loss, which fit into the box
 const LOSSES = [3e-3, 20]; // the lower plot
 const ARROW = 0.5; // the length of an arrow for a gradient of length 1
-const KEY = "thick: mean · dashed: noise floor · drag the ring";
+const KEY = "thick: mean · dashed: floor · drag the ring";
 const FRAMES = 150; // of a race
 const REACH = 28; // a press within so many pixels of the starting point grabs it
 

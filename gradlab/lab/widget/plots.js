@@ -51,6 +51,7 @@ import { line } from "./canvas.js";
  * @property {number[]} [ticks]
  * @property {string} [label]
  * @property {function(number): string} say
+ * @property {function(number): string} [brief] The same below a title that has the unit.
  * @property {number} [near] The share of the axis within which values are read together; 0: only at the same place.
  */
 
@@ -175,7 +176,7 @@ function contrast(before, now) {
   const [predicted, measured] = [Math.sqrt(more.k / less.k), less.window / more.window].map((ratio) =>
     ratio.toFixed(1)
   );
-  return less.k === more.k ? "" : `k ${less.k} → ${more.k}: ÷ ${predicted} predicted, ÷ ${measured} measured`;
+  return less.k === more.k ? "" : `÷ ${predicted} predicted, ÷ ${measured} measured`;
 }
 
 /** @returns {Plot[]} The noise of the window's loss against k, and the law 1 / sqrt(k) for the last run. */
@@ -213,7 +214,7 @@ export function scale(/** @type {Data} */ data) {
   const seen = [...series.flatMap(({ ys }) => ys), ...runs.map(({ batch }) => batch)].filter((y) => y > 0);
   const [from, to] = seen.length ? [least(seen) / 1.3, most(seen) * 1.3] : [10, 1000];
   const note = data.experiment.k === 1 ? "needs k of 2 or more" : "···  effective batch";
-  return [{ x, y: { from, to, log: true, say: (y) => `${plain(y)} examples` }, series, lines, note }];
+  return [{ x, y: { from, to, log: true, say: (y) => `${plain(y)} examples`, brief: plain }, series, lines, note }];
 }
 
 /** @returns {Plot[]} The median time of an update against k. */
@@ -257,7 +258,9 @@ export const VIEWS = {
 export function latest(/** @type {Data} */ data, /** @type {Plot[]} */ plots) {
   if (!data.current) return "";
   const values = plots.flatMap(({ series, y }) =>
-    series.filter(({ style, ys }) => style === data.current.style && ys.length).map(({ ys }) => y.say(ys.at(-1)))
+    series.filter(({ style, ys }) => style === data.current.style && ys.length).map(({ ys }) =>
+      (y.brief ?? y.say)(ys.at(-1))
+    )
   );
   return values.join(" · ");
 }
