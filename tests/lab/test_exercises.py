@@ -7,9 +7,20 @@ import pkgutil
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
+import gradlab
 from gradlab.lab import exercises
-from gradlab.lab.exercises import exercise, require_choice, require_close, variable_accumulation
+from gradlab.lab.exercises import (
+    exercise,
+    how_it_works,
+    memory,
+    require_choice,
+    require_close,
+    scale_out,
+    tower_averaging,
+    variable_accumulation,
+)
 
 MODULES = [module.name for module in pkgutil.iter_modules(exercises.__path__)]
 CHECKERS = [
@@ -130,3 +141,74 @@ def loop(kept="", size=len, divisor=lambda window, weight: weight, seen=lambda w
 def test_the_mistake_of_a_loop_is_named(answer, hint, capsys):
     variable_accumulation.repaired(answer)
     assert hint in capsys.readouterr().out
+
+
+def in_windows(update):
+    """A loop of the capstone of notebook 12, from a function that makes one update."""
+
+    def train(model, optimizer, x, y, batch_size, epochs, most):
+        for start in [*range(0, len(x), batch_size)] * epochs:
+            rows = slice(start, start + batch_size)
+            update(model, optimizer, x[rows], y[rows], most)
+
+    return train
+
+
+def by_value_and_gradients(model, optimizer, x, y, most):
+    variables = model.trainable_variables
+    _, gradients = gradlab.value_and_gradients(
+        lambda x, y: tf.reduce_mean((model(x) - y) ** 2), variables, (x, y), most
+    )
+    optimizer.apply(gradients, variables)
+
+
+def by_one_tape(model, optimizer, x, y, most):
+    with tf.GradientTape() as tape:
+        parts = [model(x[first : first + most]) for first in range(0, len(x), most)]
+        loss = tf.reduce_mean((tf.concat(parts, axis=0) - y) ** 2)
+    optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+
+
+def by_fit(model, optimizer, x, y, batch_size, epochs, most):
+    gradlab.microbatched(model, most).compile(optimizer, "mse")
+    model.fit(x, y, batch_size=batch_size, epochs=epochs, shuffle=False, verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (in_windows(by_value_and_gradients), "right\n"),
+        (by_fit, "right\n"),
+        (in_windows(by_one_tape), "not yet: the activations of 8 examples were kept at once"),
+    ],
+)
+def test_the_capstone_accepts_every_way_that_keeps_one_micro_batch(answer, said, capsys):
+    scale_out.ported_loop(answer)
+    assert said in capsys.readouterr().out
+
+
+def test_the_three_moves_may_end_with_a_method(capsys):
+    def mean(gradients):
+        expanded = [np.expand_dims(g, 0) for g in gradients]  # as in the notebook
+        return np.concatenate(expanded, axis=0).mean(axis=0)
+
+    tower_averaging.mean_over_towers(mean)
+    tower_averaging.mean_over_towers(lambda gradients: sum(gradients) / len(gradients))
+    right, other = capsys.readouterr().out.splitlines()
+    assert right == "right" and "np.expand_dims" in other
+
+
+def test_a_gradient_by_hand_is_computed_and_not_remembered(capsys):
+    how_it_works.gradient_by_hand(lambda weight, xs, ys: -9 if weight == 0.5 else 10)
+    assert "the gradient of five random examples" in capsys.readouterr().out
+
+
+def test_the_bill_has_an_accumulator_only_for_several_micro_batches(capsys):
+    def bill(parameters, activations, microbatch_size, accumulation_steps, copies=4):
+        copies = copies + (accumulation_steps > 1)
+        return 4 * copies * parameters + microbatch_size * activations
+
+    memory.bytes_needed(bill)
+    assert capsys.readouterr().out == "right\n"
+    memory.bytes_needed(lambda *sizes: bill(*sizes[:3], 2))
+    assert "a single micro-batch needs no accumulator" in capsys.readouterr().out

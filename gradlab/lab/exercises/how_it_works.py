@@ -34,6 +34,14 @@ def gradient_by_hand(answer: Any) -> None:
     require_close(got, -9, "the gradient at weight 0.5", "and should be -9, as in the table")
     got = filled(answer(2.0, xs[:3].copy(), ys[:3].copy()))
     require_close(got, 10, "the gradient of the first three examples at weight 2")
+    rng = np.random.default_rng()  # other numbers each time: the answer must be computed
+    weight, xs, ys = rng.normal(), rng.normal(size=5), rng.normal(size=5)
+    got = filled(answer(weight, xs.copy(), ys.copy()))
+    require_close(
+        got,
+        2 * np.mean((weight * xs - ys) * xs),
+        f"the gradient of five random examples at weight {weight:.2f}",
+    )
 
 
 @exercise

@@ -19,7 +19,7 @@ def mean_over_towers(answer: Any) -> None:
         "and should be (1 + 3) / 2 and (2 + 6) / 2",
     )
     three = [np.full([2, 3], value) for value in (1.0, 2.0, 6.0)]
-    moves = ("expand_dims", "concatenate", "mean")
+    moves = ("expand_dims", "concatenate")
     with mock.patch.multiple(np, **{name: mock.Mock(wraps=getattr(np, name)) for name in moves}):
         got = answer(three)
         calls = {name: getattr(np, name).call_count for name in moves}
@@ -30,10 +30,10 @@ def mean_over_towers(answer: Any) -> None:
         calls["expand_dims"] >= 3,
         "the mean is right. Now give each tower's gradient its axis with np.expand_dims",
     )
+    # The mean may also be a method of the array, which cannot be seen
     require(
         calls["concatenate"], "the mean is right. Now put the towers together with np.concatenate"
     )
-    require(calls["mean"], "the mean is right. Now take it along the towers' axis with np.mean")
 
 
 @exercise
