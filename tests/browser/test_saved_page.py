@@ -106,11 +106,45 @@ def test_without_a_kernel_every_slider_trains_in_the_page(opened):
     assert not [(each["id"], [node["html"] for node in each["nodes"]]) for each in found]
 
 
-def page_of(browser, *arguments, around="{}"):
+def page_of(browser, *arguments):
     """A page with a lab alone."""
     page = new_page(browser, viewport={"width": 1100, "height": 800})
-    page.set_content(around.format(saved_page.page(*arguments)))
+    page.set_content(saved_page.page(*arguments))
     return page, page.locator(".gradlab-offline")
+
+
+def test_two_labs_on_a_page_keep_their_own_settings(browser):
+    page = new_page(browser, viewport={"width": 1100, "height": 800})
+    both = [presets.experiment(0, {"accumulation_steps": k, "updates": 30}) for k in (3, 9)]
+    page.set_content("".join(map(saved_page.page, both)))
+    for lab, k in zip(page.locator(".gradlab-offline").all(), (3, 9)):
+        lab.scroll_into_view_if_needed()
+        until(lambda lab=lab: is_finished(lab), lab.inner_text)
+        assert f"k = {k}, b = 20: from" in lab.locator(".gradlab-words-losses").inner_text()
+    page.context.close()
+
+
+def test_a_page_that_cannot_start_workers_says_so(browser):
+    page = new_page(browser)
+    page.add_init_script("window.Worker = class { constructor() { throw new Error('not here'); } }")
+    page.goto("about:blank")
+    page.set_content(saved_page.page(presets.experiment(0, {})))
+    lab = page.locator(".gradlab-offline")
+    until(lambda: lab.get_attribute("data-state") == "failed", lab.inner_text)
+    assert "failed: not here" in lab.inner_text()
+    page.context.close()
+
+
+def test_the_front_page_moves_k_until_it_is_touched(browser):
+    page = new_page(browser, viewport={"width": 1100, "height": 800})
+    short = presets.experiment(0, {"accumulation_steps": 1, "updates": 30})
+    page.set_content(saved_page.page(short, tour=True))
+    lab = page.locator(".gradlab-offline")
+    until(lambda: "k = 5, b = 20: from" in lab.locator(".gradlab-words-losses").inner_text())
+    press(lab.locator("[data-control=accumulation_steps]"), "Home")
+    until(lambda: is_finished(lab) and "k = 1, b = 20: from" in lab.inner_text(), lab.inner_text)
+    assert lab.locator("[data-control=accumulation_steps]").input_value() == "1"
+    page.context.close()
 
 
 def test_a_page_pauses_and_resumes(browser):
@@ -150,10 +184,20 @@ def test_a_page_begins_with_the_experiment_of_its_lab(browser):
     page.context.close()
 
 
-def test_what_a_page_cannot_train_is_said(browser):
-    page, lab = page_of(browser, presets.experiment(0, {"model": "lenet", "updates": 20}))
+@pytest.mark.parametrize(
+    ("preset", "reason"),
+    [
+        ({"model": "lenet", "updates": 20}, "lenet on mnist"),
+        (
+            {"examples": 30_000, "method": "variables", "towers": 2},
+            "on 2 towers, for 30,000 examples",
+        ),
+    ],
+)
+def test_what_a_page_cannot_train_is_said(browser, preset, reason):
+    page, lab = page_of(browser, presets.experiment(0, preset))
     until(lambda: is_finished(lab), lab.inner_text)
-    assert "This lab trains lenet on mnist there, which the page cannot." in lab.inner_text()
+    assert f"This lab itself needs a kernel: it trains {reason}." in lab.inner_text()
     assert updates_of(lab) == 300  # the default
     page.context.close()
 

@@ -332,6 +332,8 @@ def _check_ported(
         kept = _Kept()
 
         class Counted(keras.layers.Layer):
+            supports_jit = False  # XLA cannot call Python
+
             def call(self, inputs):
                 return kept(inputs) if isinstance(inputs, tf.Tensor) else inputs
 

@@ -106,10 +106,12 @@ class AccumulationLab:
                 "png": lambda: self._give("gradlab-views.png", self._png, self.to_png),
             }
         )
-        if cluster is None and "tensorflow" not in sys.modules and saved_page.can_train(experiment):
+        charts = self._controller.layout.charts
+        waits = rerun and charts.shown and cluster is None and "tensorflow" not in sys.modules
+        if waits and not saved_page.needs_kernel(experiment):
             # Two seeds leave processors for what the kernel loads
             few = replace(experiment, seeds=experiment.seed_numbers[:2])
-            self._controller.layout.charts.preview = saved_page.trained(few)
+            charts.preview = saved_page.trained(few)
         self.view = self._controller.layout.view
         runner.end_at_exit(self._controller)
 

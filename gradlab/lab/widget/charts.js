@@ -9,6 +9,7 @@ import {
   merged,
   nearest,
   places,
+  plain,
   stepped,
   styleOf,
   STYLES,
@@ -18,7 +19,7 @@ import {
 
 const USED = ["click", "keyup", "pointerup"];
 const PATIENCE = 10000; // milliseconds without an answer, after which the page says so
-export const COMPARED = 20; // a run of fewer updates is not kept beside the next one
+const COMPARED = 20; // a run of fewer updates is not kept beside the next one, if its length is not a number of them
 const NUDGE = 2000; // milliseconds after which an unanswered message is sent again
 
 export const el = (tag, properties = {}, ...children) => {
@@ -221,8 +222,6 @@ function chips(model, hidden, changed) {
   return { list, table, update };
 }
 
-const OWN = "TensorFlow is loading. Until then the page itself trains, on 4,000 digits.";
-
 /** A run of the page alone, from a few seeds. */
 function startPreview(/** @type {import("./offline/page_run.js").Trained} */ facts, redraw) {
   const run = newRun(0, facts.settings, facts.seeds);
@@ -293,7 +292,7 @@ function showCharts({ model, el: root }) {
   const named = chips(model, hidden, redraw);
   const lost = el("div", { className: "gradlab-lost", hidden: true });
   lost.setAttribute("role", "alert");
-  const own = el("div", { className: "gradlab-own", hidden: true, textContent: OWN });
+  const own = el("div", { className: "gradlab-own", hidden: true });
   own.setAttribute("role", "status");
   root.append(...charts.map(({ node }) => node), own, lost);
   if (model.get("chips")) root.append(named.list, named.table);
@@ -305,15 +304,29 @@ function showCharts({ model, el: root }) {
 
   /** Train in the page while the kernel loads TensorFlow. */
   function beginPreview() {
-    if (preview || known.now || !model.get("preview").worker) return;
-    preview = startPreview(model.get("preview"), redraw);
+    const facts = model.get("preview");
+    if (preview || known.now || !facts.worker) return;
+    try {
+      preview = startPreview(facts, redraw);
+    } catch {
+      return; // a page that lets nothing compute beside it waits for the kernel
+    }
+    own.textContent = `TensorFlow is loading. Until then the page itself trains, on ${
+      plain(facts.trainingExamples)
+    } digits.`;
     own.hidden = false;
   }
 
+  function changePreview() {
+    if (!model.get("preview").worker) endPreview();
+  }
+
   function endPreview() {
-    preview?.end();
+    if (!preview) return;
+    preview.end();
     preview = null;
     own.hidden = true;
+    redraw();
   }
 
   function ask() {
@@ -364,6 +377,7 @@ function showCharts({ model, el: root }) {
    */
   function disconnect() {
     restarted = true;
+    endPreview();
     [asked, again].forEach(clearTimeout);
     say("The kernel was restarted, and this lab is lost: run the cell again.");
   }
@@ -417,8 +431,8 @@ function showCharts({ model, el: root }) {
     const before = known.now ? store.get(known.sent[0]) : null;
     if (!now) ghost = null;
     else if (before && before.number !== runs[0].number && before.name !== runs[0].name) {
-      const enough = Math.max(...before.counts) >= COMPARED;
-      if (enough) ghost = { ...before, style: null, name: before.name.replace("now:", "before:") };
+      const whole = Math.min(...before.counts) >= (before.updates ?? COMPARED);
+      if (whole) ghost = { ...before, style: null, name: before.name.replace("now:", "before:") };
     }
     if (ghost?.name.slice("before:".length) === runs[0]?.name.slice("now:".length)) ghost = null;
   }
@@ -430,6 +444,7 @@ function showCharts({ model, el: root }) {
 
   model.on("msg:custom", take);
   model.on("change:news", news);
+  model.on("change:preview", changePreview);
   model.on("comm_live_update", disconnect); // a widget's connection is made before this, and then only ends
   document.addEventListener("visibilitychange", ask);
   addEventListener("pagehide", leave);
@@ -445,10 +460,10 @@ function showCharts({ model, el: root }) {
       return;
     }
     watched.observe(lab);
-    beginPreview();
     nudge();
     nudges = setInterval(nudge, NUDGE);
     USED.forEach((event) => lab.addEventListener(event, ask)); // a kernel that is gone is noticed when it is needed
+    beginPreview();
   });
   redraw();
   return () => {
@@ -459,6 +474,7 @@ function showCharts({ model, el: root }) {
     cancelAnimationFrame(waiting);
     model.off("msg:custom", take);
     model.off("change:news", news);
+    model.off("change:preview", changePreview);
     model.off("comm_live_update", disconnect);
     document.removeEventListener("visibilitychange", ask);
     removeEventListener("pagehide", leave);

@@ -128,6 +128,8 @@ class Layout:
             f'<div role="status"><b>{status.state}</b>: {sentence}{folded}</div>'
         )
         self._page.state = STATES.get(status.state, status.state)
+        if status.state != "starting":
+            self.charts.preview = {}  # there are updates to show, or there will be none
 
     def show_more(self, shown: bool) -> None:
         """Show or hide what waits behind the switch "more"."""

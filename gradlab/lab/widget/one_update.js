@@ -174,7 +174,7 @@ const HTML = `
     aria-label="One update of the toy. The arrow keys move the starting point."></canvas>
   <div class="gradlab-key"></div>
   <div class="gradlab-key gradlab-toy-more">
-    <label>rate <input type="range" class="gradlab-toy-rate" min="-2" max="0" step="0.05"> <span></span></label>
+    <label>rate <input type="range" class="gradlab-toy-rate" min="0.01" max="1" step="0.01"> <span></span></label>
     <button class="gradlab-toy-race" title="Three descents see the same micro-batches: k = 1, this k, and k = 1 at a k-th of the rate.">Race</button>
   </div>
   <span class="gradlab-unseen gradlab-words-toy" aria-live="polite"></span>`;
@@ -189,7 +189,7 @@ export function showOneUpdate({ model, el }) {
   const begin = { update: model.get("looked_at"), added: Infinity }; // all micro-batches
   const state = { ...begin, k: 1, asked: 1, descent: null, race: null };
   const rate = find(".gradlab-toy-rate");
-  rate.value = Math.log10(toy.learningRate);
+  rate.value = toy.learningRate;
   let timer = null;
   let frame = null;
 
@@ -259,10 +259,12 @@ export function showOneUpdate({ model, el }) {
     find(".gradlab-added").textContent = state.race ? "" : added;
     const start = model.get("start").map((weight) => weight.toFixed(2));
     Object.assign(el.dataset, { updates: state.update, added: state.added, steps: state.k, start });
-    const words = state.race ? describeRace(state.race.runners) : describe(toy, state.descent, state.k, state.update);
-    find(".gradlab-words-toy").textContent = timer ? "" : words;
     if (!state.race) delete el.dataset.race;
     advance();
+    const moving = timer || el.dataset.race === "running";
+    const words = state.race ? describeRace(state.race.runners) : describe(toy, state.descent, state.k, state.update);
+    const said = find(".gradlab-words-toy");
+    if (said.textContent !== (moving ? "" : words)) said.textContent = moving ? "" : words;
   }
 
   function step() {
@@ -284,7 +286,7 @@ export function showOneUpdate({ model, el }) {
 
   function setRate(value) {
     toy.learningRate = value;
-    rate.value = Math.log10(value);
+    rate.value = value;
   }
 
   function reset({ start }) {
@@ -328,7 +330,7 @@ export function showOneUpdate({ model, el }) {
   find(".gradlab-toy-play").addEventListener("click", () => play(!timer));
   find(".gradlab-toy-race").addEventListener("click", () => startRace(!state.race));
   rate.addEventListener("input", () => {
-    toy.learningRate = 10 ** Number(rate.value);
+    toy.learningRate = Number(rate.value);
     if (state.race) state.race.seen = 0;
     compute();
   });

@@ -228,6 +228,7 @@ def facts(e: Experiment) -> dict[str, Any]:
         "b": e.microbatch_size,
         "batch": e.effective_batch,
         "updates": e.updates,
+        "kind": f"{e.model} {e.dataset} {e.optimizer} {e.learning_rate:g}",
     }
 
 

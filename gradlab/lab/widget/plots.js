@@ -170,13 +170,25 @@ function pointsOf(/** @type {Data} */ data, earlier, now, value) {
   return [of("earlier", null, earlier), of(data.current?.name ?? "now", 0, now)];
 }
 
-/** What a change of k did to the noise, as predicted and as measured. */
-function contrast(before, now) {
+/**
+ * By what a change of k divided the noise, as predicted and as measured; null for runs that differ in more than k.
+ * @param {Object} before A point.
+ * @param {Object} now Another one.
+ */
+export function contrast(before, now) {
+  if (!before?.window || !now?.window || before.k === now.k || before.b !== now.b || before.kind !== now.kind) {
+    return null;
+  }
   const [less, more] = before.k < now.k ? [before, now] : [now, before];
   const [predicted, measured] = [Math.sqrt(more.k / less.k), less.window / more.window].map((ratio) =>
     ratio.toFixed(1)
   );
-  return less.k === more.k ? "" : `÷ ${predicted} predicted, ÷ ${measured} measured`;
+  return { less, more, predicted, measured };
+}
+
+function noteOn(before, now) {
+  const found = contrast(before, now);
+  return found ? `÷ ${found.predicted} predicted, ÷ ${found.measured} measured` : "– –  noise of a micro-batch / √k";
 }
 
 /** @returns {Plot[]} The noise of the window's loss against k, and the law 1 / sqrt(k) for the last run. */
@@ -196,11 +208,7 @@ export function noise(/** @type {Data} */ data) {
     y,
     series: pointsOf(data, earlier, now, ({ window }) => window),
     lines: last ? [{ points: law, style: null, dash: [7, 3] }] : [],
-    note: now.length && earlier.length
-      ? contrast(earlier.at(-1), now[0])
-      : last
-      ? "– –  noise of a micro-batch / √k"
-      : "",
+    note: last ? noteOn(earlier.at(-1), now[0]) : "",
   }];
 }
 

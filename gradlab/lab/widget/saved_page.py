@@ -28,12 +28,17 @@ _PAGE = """<div class="gradlab-lab gradlab-offline">
 <style>{css}</style>
 <script type="module">
 {javascript}
-for (const root of document.querySelectorAll(".gradlab-offline:not([data-shown])")) {{
+// Scripts run in the order of the page, each after the whole page was read
+const root = document.querySelector(".gradlab-offline:not([data-shown])");
+if (root) {{
   root.dataset.shown = "";
   showOffline(root, {facts});
 }}
 </script>"""
 MOST_STEPS = 50  # of the slider for k in a page
+# Each seed has a worker, and all numbers are computed again for each drawing
+MOST_SEEDS = 10
+MOST_UPDATES = 10_000
 _STYLES = ("charts", "one_update", "offline/offline")
 _MODULES = (
     "canvas",
@@ -118,8 +123,9 @@ def page(
         tour: whether k moves by itself until somebody touches the page.
     """
     about = recorded()
-    facts = trained(e if can_train(e) else presets.experiment(0, {})) | {
-        "instead": "" if can_train(e) else f"{e.model} on {e.dataset}",
+    needs = needs_kernel(e)
+    facts = trained(presets.experiment(0, {}) if needs else e) | {
+        "instead": needs,
         "hide": list(hide),
         "lock": list(lock),
         "against": against,
@@ -156,16 +162,25 @@ def trained(e: Experiment) -> dict[str, Any]:
         },
         "updates": e.updates,
         "evaluateEvery": e.eval_every or max(1, e.updates // 10),
-        "seeds": len(e.seed_numbers),
+        "seeds": min(MOST_SEEDS, len(e.seed_numbers)),
         "trainingExamples": digits.TRAINING,
         "testExamples": digits.TEST,
         **sources(),
     }
 
 
-def can_train(e: Experiment) -> bool:
-    """Whether training.js trains this network on these images, for so many updates."""
-    return (e.model, e.dataset, e.towers) == ("dense", "mnist", 1) and e.updates is not None
+def needs_kernel(e: Experiment) -> str:
+    """What of an experiment a page cannot train, or ""."""
+    reasons = []
+    if (e.model, e.dataset) != ("dense", "mnist"):
+        reasons.append(f"{e.model} on {e.dataset}")
+    if e.towers > 1:
+        reasons.append(f"on {e.towers} towers")
+    if e.updates is None:
+        reasons.append(f"for {e.examples:,} examples" if e.examples else f"for {e.seconds:g} s")
+    elif e.updates > MOST_UPDATES:
+        reasons.append(f"for {e.updates:,} updates")
+    return ", ".join(reasons)
 
 
 @functools.cache

@@ -1,6 +1,9 @@
 """The controls of the lab: each one reruns the training, and values that cannot be run are
 refused."""
 
+import subprocess
+import sys
+
 import pytest
 from events import wait_until
 from lab_widgets import run_to_the_end, updates_made, widget
@@ -142,3 +145,33 @@ def test_a_refusal_ends_the_run_before_and_stays_on_the_page(make):
     wait_until(lambda: ", update " in lab.status)
     lab.stop()
     assert lab.wait() is State.FINISHED and lab.status.startswith("stopped: ")
+
+
+@pytest.mark.parametrize("budget", [5.0, -5.0])
+def test_the_page_stops_training_when_a_run_has_updates_or_is_refused(make, budget):
+    lab = make(rerun=False)
+    charts = widget(lab, "charts")
+    charts.preview = {"worker": "of the page"}
+    widget(lab, "budget").value = budget
+    if budget > 0:
+        assert charts.preview
+        lab.run()
+        assert lab.wait() is State.FINISHED
+    assert charts.preview == {}
+
+
+PREVIEWS = """
+import sys, gradlab
+for preset in ({}, {"rerun": False}, {"model": "lenet"}, {"hide": gradlab_views}):
+    lab = gradlab.AccumulationLab(**preset)
+    print(bool(lab._controller.layout.charts.preview), end=" ")
+print("tensorflow" in sys.modules)
+"""
+
+
+def test_a_page_trains_only_what_it_can_show_before_tensorflow_is_loaded():
+    views = ("losses", "accuracy", "noise", "scale", "cost")
+    code = PREVIEWS.replace("gradlab_views", repr(views))
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=600)
+    assert done.stdout.split() == ["True", "False", "False", "False", "False"]

@@ -2,9 +2,9 @@
  * The lab on a page without a kernel: its controls start a training in the page (training.js), and the views follow it.
  */
 import { looks } from "../canvas.js";
-import { chart, COMPARED, el } from "../charts.js";
+import { chart, el } from "../charts.js";
 import { showOneUpdate } from "../one_update.js";
-import { colorOf, column, plain, STYLES, VIEWS } from "../plots.js";
+import { colorOf, column, contrast, plain, STYLES, VIEWS } from "../plots.js";
 import { bytes, countsOf, drawn, newRun, PACE, Workers } from "./page_run.js";
 
 /**
@@ -55,16 +55,17 @@ function nameOf({ k, b, learningRate, optimizer }, first) {
 
 /** What changed between two runs that differ in k, as both have measured it. "" where they do not compare. */
 function compare(now, before) {
-  if (!before?.point?.window || !now.point?.window || before.b !== now.b || before.k === now.k) return "";
-  const [less, more] = before.k < now.k ? [before, now] : [now, before];
-  const share = more.k / less.k;
-  const noise = less.point.window / more.point.window;
-  const [predicted, measured] = [Math.sqrt(share), noise].map((ratio) => ratio.toFixed(1));
+  const found = contrast(before?.point, now.point);
+  if (!found) return "";
+  const { less, more, predicted, measured } = found;
+  const [shorter, longer] = before.k < now.k ? [before, now] : [now, before];
   // The mean, because the workers may share a processor, which halts long updates more often than short ones.
-  const [shorter, longer] = [less, more].map((run) => column(run, "seconds").at(-1) / Math.max(...run.counts));
-  const times = plain(longer / shorter, 2);
+  const seconds = (run) => column(run, "seconds").at(-1) / Math.max(...run.counts);
   return `From k = ${less.k} to ${more.k}: noise ÷ ${predicted} predicted, ÷ ${measured} measured; ` +
-    `${times} times the time and ${plain(share, 2)} times the examples for each update.`;
+    `${plain(seconds(longer) / seconds(shorter), 2)} times the time and ${
+      plain(more.k / less.k, 2)
+    } times the examples ` +
+    "for each update.";
 }
 
 /** The controls of a page, in its first and second row, and what they say beside them. */
@@ -74,7 +75,8 @@ class Controls {
     this.sliders = SLIDERS.map((slider) => {
       const value = slider.log ? Math.log10(settings[slider.key]) : settings[slider.key];
       const { min, max, step } = slider;
-      const input = el("input", { type: "range", min, max: Math.max(max, value), step, value });
+      const ends = { min: Math.min(min, value), max: Math.max(max, value) };
+      const input = el("input", { type: "range", ...ends, step, value });
       return { ...slider, input, said: el("b") };
     });
     const list = (values) => el("select", {}, ...values.map((value) => el("option", {}, value)));
@@ -131,21 +133,23 @@ export function showOffline(/** @type {HTMLElement} */ root, /** @type {Page} */
   let workers = null; // begin with the first run
   let run = null;
   let before = null; // the run that is compared
-  let touring = page.tour;
+  let touring = page.tour && !matchMedia("(prefers-reduced-motion: reduce)").matches;
+  let inSight = false;
   let timer = null; // of the tour
   let drawing = null; // the timer of the next drawing
 
   const status = el("span");
   status.setAttribute("role", "status");
+  const counted = el("span"); // changes too often to be read aloud
   const progress = el("progress", { max: page.updates, value: 0 });
   progress.setAttribute("aria-label", "updates made");
   const compared = el("div", { className: "gradlab-contrast" });
   const legend = el("div", { className: "gradlab-offline-row" });
   const toy = el("div", { hidden: page.hide.includes("toy") });
   const charts = Object.keys(VIEWS).filter((name) => !page.hide.includes(name)).map((name) => chart(name, data, root));
-  const instead = page.instead && ` This lab trains ${page.instead} there, which the page cannot.`;
+  const instead = page.instead && ` This lab itself needs a kernel: it trains ${page.instead}.`;
   root.replaceChildren(
-    el("div", { className: "gradlab-offline-row" }, ...controls.first, progress, status),
+    el("div", { className: "gradlab-offline-row" }, ...controls.first, progress, counted, status),
     el("div", { className: "gradlab-offline-row" }, ...controls.second),
     compared,
     el("div", { className: "gradlab-offline-views" }, toy, ...charts.map(({ node }) => node)),
@@ -153,7 +157,7 @@ export function showOffline(/** @type {HTMLElement} */ root, /** @type {Page} */
     el("small", {
       textContent:
         `This page itself trains the network 784-128-10, on ${plain(page.trainingExamples)} digits of MNIST. ` +
-        `In a kernel, the lab trains it in TensorFlow, on 55,000.${instead}`,
+        `In a kernel, the lab trains in TensorFlow, on the whole data set.${instead}`,
     }),
   );
   showOneUpdate({ model, el: toy });
@@ -184,7 +188,9 @@ export function showOffline(/** @type {HTMLElement} */ root, /** @type {Page} */
     root.dataset.state = state;
     controls.show(state);
     progress.value = updates;
-    status.textContent = run ? `${state}: ${run.fault ?? `${updates} of ${page.updates} updates`}` : "";
+    const said = run ? run.fault ? `${state}: ${run.fault}` : state : "";
+    if (status.textContent !== said) status.textContent = said;
+    counted.textContent = run ? `${updates} of ${page.updates} updates` : "";
     const { runs, points: earlier } = data();
     compared.textContent = run ? compare(runs[0], runs[1]) : "";
     const colors = looks(root);
@@ -198,13 +204,19 @@ export function showOffline(/** @type {HTMLElement} */ root, /** @type {Page} */
 
   function begin() {
     clearTimeout(timer);
-    if (run && Math.min(...countsOf(run)) >= COMPARED) {
+    if (run?.state === "finished") {
       before = run;
+      points.delete(name(run)); // the last one comes last
       points.set(name(run), drawn(run, 1, "").point);
     }
     run = newRun((run?.number ?? 0) + 1, { ...settings }, page.seeds);
-    workers ??= new Workers(page, take, fail);
-    workers.begin(run.number, run.settings);
+    try {
+      workers ??= new Workers(page, take, fail);
+    } catch (error) {
+      fail(error);
+      return;
+    }
+    workers.begin(run.number, run.settings).catch(fail);
     redraw();
   }
 
@@ -230,6 +242,10 @@ export function showOffline(/** @type {HTMLElement} */ root, /** @type {Page} */
   }
 
   function tour() {
+    if (document.hidden || !inSight) {
+      timer = setTimeout(tour, REST);
+      return;
+    }
     const slider = controls.sliders[0];
     slider.input.value = TOUR[(TOUR.indexOf(settings.k) + 1) % TOUR.length];
     move(slider);
@@ -258,13 +274,12 @@ export function showOffline(/** @type {HTMLElement} */ root, /** @type {Page} */
     workers.pause(run.state === "paused");
     redraw();
   });
-  ["pointerdown", "keydown"].forEach((event) => root.addEventListener(event, stopTour));
+  ["pointerdown", "keydown", "input", "change", "click"].forEach((event) => root.addEventListener(event, stopTour));
   charts.forEach(({ canvas }) => new ResizeObserver(redraw).observe(canvas));
   new MutationObserver(redraw).observe(document.body, { attributes: true }); // themes
   const seen = new IntersectionObserver((entries) => {
-    if (!entries.at(-1).isIntersecting) return;
-    seen.disconnect();
-    begin();
+    inSight = entries.at(-1).isIntersecting;
+    if (inSight && !run) begin();
   });
   seen.observe(root);
   redraw();

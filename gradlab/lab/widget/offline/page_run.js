@@ -20,10 +20,12 @@ export function bytes(base64) {
   return Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0)).buffer;
 }
 
+let address = null; // of the worker's source, the same for all labs of a page
+
 /** A worker for each seed. */
 export class Workers {
   constructor(/** @type {Trained} */ page, take, fail) {
-    const address = URL.createObjectURL(new Blob([page.worker], { type: "text/javascript" }));
+    address = address ?? URL.createObjectURL(new Blob([page.worker], { type: "text/javascript" }));
     this.all = Array.from({ length: page.seeds }, () => new Worker(address));
     const { updates, evaluateEvery, trainingExamples, testExamples } = page;
     this.job = { updates, evaluateEvery, trainingExamples, testExamples };
@@ -34,6 +36,7 @@ export class Workers {
     this.ready = inflated(bytes(page.digits)).then(unpacked).then((digits) =>
       this.all.forEach((worker) => worker.postMessage({ digits }))
     );
+    this.ready.catch(fail);
   }
 
   async begin(number, settings) {
@@ -45,7 +48,8 @@ export class Workers {
     this.all.forEach((worker) => worker.terminate());
   }
 
-  pause(on) {
+  async pause(on) {
+    await this.ready;
     this.all.forEach((worker) => worker.postMessage({ pause: on }));
   }
 }

@@ -70,13 +70,13 @@ export function dotsOf(/** @type {Update[]} */ updates, { k }) {
 }
 
 /** What is drawn of a run against k: `Point` of curves.py. A number that is not known is null, as Python sends it. */
-export function pointOf(/** @type {Update[][]} */ seeds, { k, b }) {
+export function pointOf(/** @type {Update[][]} */ seeds, { k, b, optimizer, learningRate }) {
   const differences = [];
   const spreads = [];
   for (const updates of seeds) {
     const means = updates.map(({ losses }) => meanOf(losses));
     for (let i = 2; i < means.length; i++) differences.push((means[i] - 2 * means[i - 1] + means[i - 2]) ** 2 / 6);
-    if (k > 1) spreads.push(...updates.map(({ losses }) => meanAndDeviation(losses)[1] ** 2));
+    if (k > 1) updates.forEach(({ losses }) => spreads.push(meanAndDeviation(losses)[1] ** 2));
   }
   const window = Math.sqrt(meanOf(differences));
   const microbatch = k > 1 ? Math.sqrt(meanOf(spreads)) : window;
@@ -86,6 +86,7 @@ export function pointOf(/** @type {Update[][]} */ seeds, { k, b }) {
   return {
     k,
     b,
+    kind: `${optimizer} ${learningRate}`,
     window: enough ? window : null,
     microbatch,
     law: microbatch / Math.sqrt(k),
