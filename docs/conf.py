@@ -77,6 +77,11 @@ COPIES = {
 # Owner and name on GitHub. If they are set, pages of notebooks get badges that open them on hosted
 # services.
 REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["gradlab"]["repository"]
+# What notebook 00 says of keys, and what its page says, where there are none to press.
+KEYS = (
+    "Press **Shift+Enter** three times. A network trains below. Then move",
+    "A network trains below, in this page. Move",
+)
 LINK = re.compile(r"(\]\()([^)\s\\#:]+)")
 
 
@@ -145,9 +150,9 @@ def badges(notebook: str, repository: str) -> str:
 
 
 def top(text: str, notebook: str, repository: str) -> str:
-    """The first cell of a notebook with its number in the title, by which the course refers to it,
-    and with the badges below."""
-    title, *rest = text.split("\n")
+    """The first cell of a notebook as its page shows it: with its number in the title, by which the
+    course refers to it, with the badges below, and without keys to press."""
+    title, *rest = text.replace(*KEYS).split("\n")
     number = pathlib.Path(notebook).name[:2]
     return "\n".join(
         [f"# {number}. {title.removeprefix('# ')}", "", badges(notebook, repository), *rest]
