@@ -9,7 +9,6 @@ import pathlib
 import re
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -38,7 +37,6 @@ class Runtime:
 
 CONTAINER = pathlib.Path("/sys/fs/cgroup")
 
-_configuring = threading.Lock()
 _arguments: dict[str, Any] | None = None
 _runtime: Runtime | None = None
 
@@ -91,11 +89,10 @@ def setup(
     if seed is not None:
         _checks.natural_number("seed", seed)
     received = {"towers": towers, "threads": threads, "seed": seed}
-    with _configuring:
-        if _runtime is None:
-            _arguments = received
-            _runtime = _configure(towers, threads, seed)
-    if _arguments != received:
+    if _runtime is None:
+        _arguments = received
+        _runtime = _configure(towers, threads, seed)
+    elif _arguments != received:
         raise RuntimeError(
             "gradlab.setup configures a process only once, and already ran with "
             f"{_spell(_arguments or {})}: restart the kernel to change that. Received: "
@@ -159,12 +156,6 @@ def _devices(towers: int, gpus: int) -> tuple[str, ...]:
 def current() -> Runtime | None:
     """The configuration that `setup` chose, or None if it was not called."""
     return _runtime
-
-
-def wait_for_setup() -> None:
-    """Wait until a `setup` that is under way in another thread has ended."""
-    with _configuring:
-        pass
 
 
 def arguments() -> dict[str, Any] | None:

@@ -516,6 +516,8 @@ def test_the_page_trains_while_tensorflow_is_loading(browser, whole_notebooks, n
     assert not lab.root.locator(".gradlab-own").is_visible()
     assert "in the page" not in lab.words("losses")
     lab.wait_for("finished")
+    # The run waited for the setup, which could not have changed TensorFlow any more
+    assert "gradlab: 1 tower" in page.locator(".jp-OutputArea-output").last.inner_text()
     close(page)
     end_kernel(whole_notebooks, "preview.ipynb")
 

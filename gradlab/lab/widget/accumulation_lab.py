@@ -112,6 +112,7 @@ class AccumulationLab:
             # Two seeds leave processors for what the kernel loads
             few = replace(experiment, seeds=experiment.seed_numbers[:2])
             charts.preview = saved_page.trained(few)
+            self._controller.hold()
         self.view = self._controller.layout.view
         runner.end_at_exit(self._controller)
 

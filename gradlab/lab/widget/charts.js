@@ -238,7 +238,8 @@ function startPreview(/** @type {import("./offline/page_run.js").Trained} */ fac
     data: () => {
       if (!Math.max(...countsOf(run))) return null;
       const current = drawn(run, 0, `in the page: k = ${run.settings.k}, b = ${run.settings.b}`);
-      return { runs: [current], current, points: [], point: current.point };
+      const experiment = { ...facts.settings, updates: facts.updates };
+      return { runs: [current], current, points: [], point: current.point, experiment };
     },
     end: () => {
       clearTimeout(timer);
@@ -282,8 +283,8 @@ function showCharts({ model, el: root }) {
 
   function data() {
     const runs = known.sent.map((number) => store.get(number)).filter((run) => !hidden.has(run.number));
-    const own = preview?.data();
-    if (own) return { ...known, ...own, experiment: { ...own.current, updates: model.get("preview").updates } };
+    const trained = preview?.data();
+    if (trained) return { ...known, ...trained };
     const current = known.now && runs[0]?.number === known.sent[0] ? runs[0] : null;
     return { runs: current && ghost ? [...runs, ghost] : runs, current, experiment, ...known };
   }
@@ -318,7 +319,9 @@ function showCharts({ model, el: root }) {
   }
 
   function changePreview() {
-    if (!model.get("preview").worker) endPreview();
+    if (model.get("preview").worker) return;
+    endPreview();
+    redraw();
   }
 
   function endPreview() {
@@ -326,7 +329,6 @@ function showCharts({ model, el: root }) {
     preview.end();
     preview = null;
     own.hidden = true;
-    redraw();
   }
 
   function ask() {

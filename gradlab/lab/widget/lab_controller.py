@@ -6,6 +6,7 @@ one, and leaves the training to the `Runner` and the answers to the page to the 
 """
 
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from gradlab.lab.figures.lab_figure import Shown, lab_views
 from gradlab.lab.widget import controls, pins, presets
 from gradlab.lab.widget.layout import Layout
 from gradlab.lab.widget.live_run import Pace, Run, State, Status
+from gradlab.lab.widget.page import call_after_cell
 from gradlab.lab.widget.page_messages import PageMessages
 from gradlab.lab.widget.runner import CLOSE_SECONDS, Runner
 
@@ -82,6 +84,7 @@ class LabController:
         self._page_messages = PageMessages(self.layout, self.runner, self._shown)
         self._begun = False  # whether it has trained, or was told to wait
         self._changed_at = -math.inf  # when a control was changed
+        self._held = self._asked = False
         self._show_experiment()
         self.say(FIRST)
 
@@ -134,6 +137,10 @@ class LabController:
         if not self._read():
             return
         self._show_experiment()
+        if self._held and threading.current_thread() is not threading.main_thread():
+            self._asked = True
+            return
+        self._held = False
         pace = Pace(paused=True) if paused else Pace(slow=self.layout.switches["slow"].value)
         with self.runner.guard:
             if self.runner.current is not None:
@@ -143,6 +150,16 @@ class LabController:
             self._begun = True
             self.runner.start(Run(self.experiment, pace, delay=delay, cluster=self.cluster))
             self._page_messages.tell()
+
+    def hold(self) -> None:
+        """Let runs that the page starts wait until the cell that is running has ended, because it may
+        set TensorFlow up after it has shown the lab. The cell itself may start one."""
+        self._held = call_after_cell(self._release)
+
+    def _release(self) -> None:
+        self._held = False
+        if self._asked:
+            self.start()
 
     def step(self, update: bool) -> None:
         """Pause, and show one more micro-batch, or the rest of its window. If no run is under way,

@@ -1,8 +1,11 @@
 """What every widget of the course does for the page around it: keys, labels, and closing."""
 
+from collections.abc import Callable
+
 import anywidget
 import ipywidgets as widgets
 import traitlets
+from IPython.core.getipython import get_ipython
 
 from gradlab.lab.widget._ipykernel_internals import answer_beside_cells
 from gradlab.lab.widget.js_bundle import FOLDER
@@ -31,6 +34,21 @@ def live_beside_cells(view: widgets.Widget) -> None:
     """Let the page reach a widget and everything inside it while cells run."""
     for widget in _all_inside(view):
         answer_beside_cells(widget.comm)
+
+
+def call_after_cell(function: Callable[[], None]) -> bool:
+    """Call a function once, when the cell that is running has ended. Returns False outside of
+    IPython, where there is none."""
+    shell = get_ipython()
+    if shell is None:
+        return False
+
+    def end(*_) -> None:
+        shell.events.unregister("post_run_cell", end)
+        function()
+
+    shell.events.register("post_run_cell", end)
+    return True
 
 
 def _all_inside(view: widgets.Widget) -> list[widgets.Widget]:

@@ -92,8 +92,6 @@ class LocalStream:
         return self._memory.bytes()
 
     def __iter__(self) -> Iterator[SeedUpdates]:
-        # A lab may be shown before the cell that sets TensorFlow up has ended
-        runtime.wait_for_setup()
         from gradlab.lab.experiments.jobs.run import updates_of
 
         for job in [] if self._stop.is_set() else jobs_of(self._experiment):
