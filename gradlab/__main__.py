@@ -40,9 +40,9 @@ EXTRAS = {
             "jupyter_core",
             "jupyterlab",
         ),
-        *("matplotlib", "packaging", "pandas", "tqdm", "traitlets"),
+        *("matplotlib", "packaging", "pandas", "pygments", "tqdm", "traitlets"),
     ),
-    "cluster": ("distributed",),
+    "cluster": ("dask", "distributed"),
     "app": ("jupyter_server", "tornado", "voila"),
 }
 

@@ -36,7 +36,7 @@ ON_DEMAND = {
     ("lab", "classroom", "entrance.py"): {"tornado", "voila"},
     ("lab", "classroom", "kernels.py"): {"jupyter-server"},
     ("lab", "classroom", "page_socket.py"): {"jupyter-server", "tornado", "voila"},
-    ("lab", "classroom", "local_cluster.py"): {"distributed"},
+    ("lab", "classroom", "local_cluster.py"): {"dask", "distributed"},
     ("lab", "experiments", "jobs", "cluster.py"): {"distributed"},
     ("lab", "experiments", "jobs", "stream.py"): {"distributed"},
     ("auditing", "pytest_plugin.py"): {"pytest"},

@@ -27,8 +27,12 @@ def workers_on_this_machine(number: int) -> Iterator[None]:
     Who reaches a scheduler can run code. So it listens on this machine only, and to those only who
     have the key: the processes that inherit this one's environment.
     """
+    import dask
     from distributed import LocalCluster, Security
 
+    # Dask gives a lost worker up for good if no new one has come after 15 seconds. On a busy machine,
+    # a process needs longer to import TensorFlow.
+    patience = {"distributed.deploy.lost-worker-timeout": "1 day"}
     security = Security.temporary()
     cluster = LocalCluster(
         n_workers=number,
@@ -45,6 +49,6 @@ def workers_on_this_machine(number: int) -> Iterator[None]:
         f"{TLS}CLIENT__KEY": security.tls_client_key,
         f"{TLS}CLIENT__CERT": security.tls_client_cert,
     }
-    with cluster:
+    with dask.config.set(patience), cluster:
         os.environ.update(settings)
         yield

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import urllib.parse
 
+import dask
 import pytest
 from distributed import Client, Security
 from events import LIMIT, wait_until
@@ -32,9 +33,13 @@ print(lab.result.losses.tolist())
 
 @pytest.fixture
 def address(monkeypatch):
-    """The address of a cluster with one worker, which the environment names."""
+    """The address of a cluster with one worker, which the environment names. A new worker takes longer
+    than Dask would wait for it, as on a busy machine."""
     monkeypatch.setattr(os, "environ", os.environ.copy())
-    with local_cluster.workers_on_this_machine(1):
+    with (
+        dask.config.set({"distributed.deploy.lost-worker-timeout": "100ms"}),
+        local_cluster.workers_on_this_machine(1),
+    ):
         yield os.environ[DASK]
 
 

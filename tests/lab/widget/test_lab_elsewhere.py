@@ -294,13 +294,15 @@ def test_a_cluster_by_its_address_loses_a_worker_and_its_scheduler(make, tmp_pat
 
 LAB = """
 import sys
+import time
 import gradlab
 from distributed import Client
-lab = gradlab.AccumulationLab(executor=Client(sys.argv[1]), updates=10**9, seeds=1, rerun=False)
+from gradlab.lab.widget.live_run import State
+lab = gradlab.AccumulationLab(executor=Client(sys.argv[1]), updates=10**6, seeds=1, rerun=False)
 lab.run()
-while lab.result is None:
-    pass
-print("trains", flush=True)
+while lab.result is None and lab.state in (State.STARTING, State.RUNNING):
+    time.sleep(0.05)
+print("trains" if lab.result else lab.status, flush=True)
 lab.wait(10**6)
 """
 
