@@ -106,6 +106,21 @@ def _called(op: tf.Operation) -> tf.Graph | None:
     return called_graph(op, attribute) if attribute else None
 
 
+def _changed_inputs(op: tf.Operation) -> set[int]:
+    """The numbers of an operation's inputs that are variables which it changes, itself or in the
+    function that it calls."""
+    if op.type.startswith(WRITES):
+        return {number for number, tensor in enumerate(op.inputs) if tensor.dtype == tf.resource}
+    if (inside := _called(op)) is None:
+        return set()
+    changed = {
+        _key(inner.inputs[number])
+        for inner in inside.get_operations()
+        for number in _changed_inputs(inner)
+    }
+    return {number for number, tensor in enumerate(inside.inputs) if _key(tensor) in changed}
+
+
 def _key(tensor: tf.Tensor) -> tuple:
     """A key for a tensor in dictionaries: names are unique within one graph only."""
     return id(tensor.graph), tensor.name
@@ -142,9 +157,9 @@ def boxes_of(operations: list, bound: dict, depth: int, expand: Sequence[str]) -
             _add(box.devices, f"{device.device_type}:{device.device_index or 0}")
         if _belongs_to_a_variable(name, variables):
             continue  # initialization is not drawn
-        for tensor in op.inputs:
-            written = tensor.dtype == tf.resource and op.type.startswith(WRITES)
-            _add(box.writes if written else box.reads, source(tensor), but=box.name)
+        changed = _changed_inputs(op)
+        for number, tensor in enumerate(op.inputs):
+            _add(box.writes if number in changed else box.reads, source(tensor), but=box.name)
         constants = [
             tensor.op for tensor in op.inputs if tensor.op.type == "Const"
         ]  # not drawn, but what they depend on is

@@ -218,9 +218,9 @@ def test_axes_have_few_round_ticks_and_keys_step_from_value_to_value(compute):
 def test_values_are_read_with_pointer_and_keys_and_are_those_of_the_result(page, small):
     small.press("run")
     small.wait_for("finished")
-    small.press("csv")
-    small.wait_for(".csv")
-    frame = pd.read_csv(small.status().split("written: ")[1])
+    with page.expect_download() as download:
+        small.press("csv")
+    frame = pd.read_csv(download.value.path())
     windows = (
         frame.groupby(["seed", "update"])[["window_loss", "accuracy"]]
         .first()
@@ -255,6 +255,7 @@ def test_values_are_read_with_pointer_and_keys_and_are_those_of_the_result(page,
         assert f"{windows.window_loss[update]:.3f}" in said.inner_text()
     press(canvas, "Escape")
     until(readout.is_hidden)
+    small.press("more-views")
     accuracy = small.root.locator(".gradlab-view-accuracy")
     press(accuracy.locator("canvas"), "End")
     until(

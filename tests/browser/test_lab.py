@@ -6,7 +6,6 @@ The tests print how long the lab takes to answer (pytest -s shows it). None of t
 
 import io
 import math
-import pathlib
 import re
 import statistics
 import time
@@ -264,16 +263,26 @@ def test_pin_compare_rename_and_remove(small):
     until(lambda: small.page.evaluate("document.activeElement.className") == "gradlab-chip-name")
 
 
-def test_export_and_code(small):
+def test_export_and_code(page, small):
     small.press("run")
     small.wait_for("finished")
     for name in ("csv", "png"):
-        small.press(name)
-        small.wait_for(f".{name}")
-        path = pathlib.Path(small.status().split("written: ")[1])
-        assert path.is_file() and path.stat().st_size > 10_000
+        with page.expect_download() as download:
+            small.press(name)
+        small.wait_for(f"downloaded: gradlab-{'runs' if name == 'csv' else 'views'}.{name}")
+        assert download.value.path().stat().st_size > 10_000
     small.press("code")
     until(lambda: "gradlab.Experiment(" in small.text("listing"))
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    small.press("copy")
+    until(lambda: small.text("copy") == "Copied")
+    copied = page.evaluate("navigator.clipboard.readText()")
+    compile(copied, "copied", "exec")
+    assert "result = gradlab.run(experiment)" in copied
+    keyword, other = (
+        small.computed(f".gradlab-listing {part}", "color") for part in (".kn", "pre")
+    )
+    assert keyword != other
     small.press("code")
 
 

@@ -10,6 +10,7 @@ from paths import ROOT
 
 from gradlab.lab.figures import toy
 from gradlab.lab.widget import presets, saved_page
+from gradlab.lab.widget.layout import memory_bar
 
 pytestmark = pytest.mark.browser
 
@@ -72,18 +73,29 @@ def test_without_a_kernel_every_slider_trains_in_the_page(opened):
     until(lambda: is_finished(lab) and updates_of(lab) == 300, lab.inner_text)
     assert "k = 5, b = 20: from" in losses.inner_text()
     assert one_update.inner_text() == toy.describe(toy.descend(5))
-    first = re.search(r"k = 5: ([0-9.]+) nats measured", noise.inner_text())
+    first = re.search(r"windows of 5: ([0-9.]+) nats measured", noise.inner_text())
     # A larger window: less noise, by what is predicted from the first run to within a third
     press(lab.locator("[data-control=accumulation_steps]"), "PageUp")
     k = int(lab.locator("[data-control=accumulation_steps]").input_value())
     assert k > 5
-    until(lambda: is_finished(lab) and f"k = {k}:" in noise.inner_text(), lab.inner_text)
+    until(lambda: is_finished(lab) and f"windows of {k}:" in noise.inner_text(), lab.inner_text)
     assert one_update.inner_text() == toy.describe(toy.descend(k))
-    second = re.search(rf"k = {k}: ([0-9.]+) nats measured", noise.inner_text())
+    second = re.search(rf"windows of {k}: ([0-9.]+) nats measured", noise.inner_text())
     assert float(second[1]) == pytest.approx(float(first[1]) * (5 / k) ** 0.5, rel=0.34)
     contrast = lab.locator(".gradlab-contrast").inner_text()
-    assert f"From k = 5 to {k}: noise ÷ {(k / 5) ** 0.5:.1f} predicted" in contrast
+    assert (
+        f"From windows of 5 to {k} micro-batches: noise ÷ {(k / 5) ** 0.5:.1f} predicted"
+        in contrast
+    )
     assert "before: k = 5, b = 20" in losses.inner_text()  # the run before stays in the views
+    bar = lab.locator(".gradlab-memory")
+    assert bar.get_attribute("aria-label") in memory_bar(20, 20 * k)
+    accuracy = lab.locator(".gradlab-view-accuracy")
+    assert not accuracy.is_visible()
+    press(lab.locator(".gradlab-more-views"), "Enter")
+    accuracy.wait_for()
+    press(lab.locator("[data-control=microbatch_size]"), "End")
+    until(lambda: bar.get_attribute("aria-label") in memory_bar(100, 100 * k))
     press(lab.locator("[data-control=microbatch_size]"), "Home")
     until(lambda: f"k = {k}, b = 1: from" in losses.inner_text(), losses.inner_text)
     lab.locator("[data-control=optimizer]").select_option("sgd")

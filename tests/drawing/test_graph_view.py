@@ -129,6 +129,28 @@ def test_a_function_with_a_loop_and_a_variable():
     assert draw_graph(total.get_concrete_function(x)).boxes.keys() == closed.boxes.keys()
 
 
+def test_a_loop_writes_what_its_body_changes():
+    read, added, inner_added = (tf.Variable(1.0, name=name) for name in ("read", "added", "inner"))
+
+    @tf.function(autograph=False)
+    def add_to(value):
+        inner_added.assign_add(value)
+
+    @tf.function
+    def window(k):
+        i = tf.constant(0)
+        while i < k:
+            added.assign_add(read)
+            add_to(read)
+            i += 1
+        return added / 2.0
+
+    boxes = draw_graph(window, tf.constant(3)).boxes
+    loop = boxes["while"]
+    assert sorted(loop.writes) == ["added", "inner"] and loop.reads == ["k", "read"]
+    assert not boxes["truediv"].writes
+
+
 def test_a_function_within_a_function_is_expanded():
     """Arrows lead through both calls: from the arguments to the operations, and from these to the
     results."""

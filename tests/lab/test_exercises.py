@@ -14,12 +14,14 @@ from gradlab.lab import exercises
 from gradlab.lab.exercises import (
     exercise,
     how_it_works,
+    many_ways,
     memory,
     require_choice,
     require_close,
     scale_out,
     tower_averaging,
     variable_accumulation,
+    whole_batch,
 )
 
 MODULES = [module.name for module in pkgutil.iter_modules(exercises.__path__)]
@@ -212,3 +214,20 @@ def test_the_bill_has_an_accumulator_only_for_several_micro_batches(capsys):
     assert capsys.readouterr().out == "right\n"
     memory.bytes_needed(lambda *sizes: bill(*sizes[:3], 2))
     assert "a single micro-batch needs no accumulator" in capsys.readouterr().out
+
+
+def test_hints_do_not_lead_away_or_give_away(capsys):
+    many_ways.order_matters((1.0, 2.0, 4.0))
+    assert "Try decimal fractions" in capsys.readouterr().out
+    many_ways.order_matters((0.1, 0.7, 0.3))
+    assert capsys.readouterr().out.startswith("right")
+    many_ways.order_matters((1000.0, 4e-14, 4e-14))
+    assert capsys.readouterr().out.startswith("right")
+    right = {"mse": True, "correlation": False, "weighted": True, "f1": False, "max": False}
+    whole_batch.can_be_accumulated(right)
+    assert capsys.readouterr().out.startswith("right")
+    said = set()
+    for wrong in [right | {"f1": True}, dict.fromkeys(right, True), dict.fromkeys(right, False)]:
+        whole_batch.can_be_accumulated(wrong)
+        said.add(capsys.readouterr().out)
+    assert len(said) == 1 and "on two micro-batches of two numbers" in said.pop()

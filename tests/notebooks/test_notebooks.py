@@ -304,9 +304,11 @@ def test_every_public_name_exists_and_is_taught():
 def test_the_learning_path_in_readme_lists_each_with_its_minutes():
     readme = (ROOT / "README.md").read_text()
     for path in COURSE:
-        minutes = re.search(r"\*\*Time\*\*: (\d+) minutes", path.read_text()).group(1)
+        stated = r"\*\*Time\*\*: (\d+) minutes, and (\d+) for the exercises"
+        reading, exercises = re.search(stated, path.read_text()).groups()
         assert re.search(
-            rf"\| \[{path.name[:2]} [^]]+\]\(notebooks/{path.name}\) \| {minutes} \| .{{20,}} \|",
+            rf"\| \[{path.name[:2]} [^]]+\]\(notebooks/{path.name}\) "
+            rf"\| {reading}\+{exercises} \| .{{20,}} \|",
             readme,
         )
 

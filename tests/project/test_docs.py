@@ -145,9 +145,11 @@ def test_the_course_page_lists_each_notebook_with_its_minutes():
     course = (DOCS / "course.md").read_text()
     notebooks = sorted((ROOT / "notebooks").glob("*.ipynb"))
     for path in notebooks:
-        minutes = re.search(r"\*\*Time\*\*: (\d+) minutes", path.read_text()).group(1)
+        stated = r"\*\*Time\*\*: (\d+) minutes, and (\d+) for the exercises"
+        reading, exercises = re.search(stated, path.read_text()).groups()
         assert re.search(
-            rf"\| \[{path.name[:2]} [^]]+\]\(\.\./notebooks/{path.name}\) \| {minutes} \| .+ \|",
+            rf"\| \[{path.name[:2]} [^]]+\]\(\.\./notebooks/{path.name}\) "
+            rf"\| {reading} \+ {exercises} \| .+ \|",
             course,
         )
     assert sum(link.startswith("../notebooks/") for link in links(course)) == len(notebooks)

@@ -32,7 +32,7 @@ def lab(**preset: Any) -> Any:
     cluster = cluster_at(os.environ[DASK])
     cluster.check = limits.check
     display(HTML(f"<style>{STYLE.read_text(encoding='utf-8')}</style>"))
-    made = gradlab.AccumulationLab(downloads=True, **preset)
+    made = gradlab.AccumulationLab(**preset)
 
     def release_when_idle() -> None:
         """Ends this process, which only this visitor uses."""

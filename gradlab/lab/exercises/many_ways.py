@@ -232,7 +232,10 @@ def order_matters(answer: Any) -> None:
         not np.allclose(ratios, [1, 2, 3]),
         "these are 0.1, 0.2 and 0.3 from above, or a multiple of them: find others",
     )
-    same = f"both orders give {a + b + c!r}. Try numbers that are not sums of 1/2, 1/4, 1/8: those must be rounded"
+    same = (
+        f"both orders give {a + b + c!r}. Try decimal fractions, whose sums must be rounded, or numbers "
+        "of very different sizes"
+    )
     require((a + b) + c != a + (b + c), same)
 
 

@@ -68,8 +68,8 @@ def bytes_between(answer: Any) -> None:
 
 @exercise
 def can_be_accumulated(answer: Any) -> None:
-    """A dictionary: loss -> whether it can be accumulated. The hint says how many are right, but
-    not which ones."""
+    """A dictionary: loss -> whether it can be accumulated. The hint does not say which ones are
+    wrong, nor how many."""
     wanted = {"mse": True, "correlation": False, "weighted": True, "f1": False, "max": False}
     require(
         isinstance(answer, dict) and set(answer) == set(wanted),
@@ -79,9 +79,8 @@ def can_be_accumulated(answer: Any) -> None:
         all(isinstance(value, bool) for value in answer.values()),
         "answer True or False for each of the five losses",
     )
-    right = sum(answer[name] == value for name, value in wanted.items())
     require(
-        right == len(wanted),
-        f"{right} of 5 are right. Ask of each: does the loss of one example depend on the other "
-        "examples?",
+        answer == wanted,
+        "not all five are right. Try each on two micro-batches of two numbers: is the loss of all four "
+        "the weighted mean of the two losses, whatever the numbers?",
     )

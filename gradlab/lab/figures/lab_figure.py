@@ -169,7 +169,7 @@ def _noise(panel: Sequence[Axes], shown: Shown) -> list[str]:
         axes.set_ylim(point.microbatch / 12, point.microbatch * 2)
         _note(axes, "– –  noise of a micro-batch / √k")
     return [
-        f"k = {point.steps}: {point.window:.3f} nats measured, {point.law:.3f} predicted by 1/√k"
+        f"windows of {point.steps}: {point.window:.3f} nats measured, {point.law:.3f} predicted by 1/√k"
         for point in now
     ]
 
@@ -204,8 +204,8 @@ _Draw = Callable[[Sequence[Axes], Shown], list[str]]
 _VIEWS: dict[str, tuple[str, tuple[float, ...], _Draw]] = {
     "toy": ("one update", (3, 1), _toy),
     "losses": ("training loss (nats)", (1,), _losses),
-    "accuracy": ("test accuracy (%)", (1,), _accuracy),
     "noise": ("noise of the loss (nats)", (1,), _noise),
+    "accuracy": ("test accuracy (%)", (1,), _accuracy),
     "scale": ("noise scale (examples)", (1,), _scale),
     "cost": ("time of an update (ms)", (1,), _cost),
 }
@@ -261,6 +261,7 @@ def _draw_points(
         numbers = [getattr(point, name) for point in points]
         axes.plot([point.steps for point in points], numbers, **look | {"linestyle": ""})
     against_k(axes, STEPS)
+    axes.set_xlabel("micro-batches of an update")  # on all towers
     axes.set_xlim(0.85, max(60, shown.steps))
 
 

@@ -11,7 +11,12 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Ellipse
+from matplotlib.quiver import Quiver
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from PIL import Image
 
@@ -49,6 +54,34 @@ def plain_numbers(axes: Axes) -> None:
         axes.yaxis.set_minor_locator(NullLocator())
 
 
+def for_any_ground(figure: Figure) -> Figure:
+    """Draw a figure on a transparent ground, in colors that are read on white and on black: a page
+    that was saved does not know the theme of its reader. Returns the figure."""
+    for axes in figure.axes:
+        axes.patch.set_visible(False)
+        axes.tick_params(grid_color=GREY, grid_alpha=0.4)
+    figure.patch.set_visible(False)
+    for text in figure.findobj(Text):
+        text.set_color(GREY)
+    for line in figure.findobj(Line2D):
+        line.set_color(_on_any_ground(line.get_color()))
+        if line.get_markerfacecolor() == "white":
+            line.set_markerfacecolor("none")
+    for patch in figure.findobj(Ellipse):
+        patch.set_edgecolor(_on_any_ground(patch.get_edgecolor()))
+    for arrows in figure.findobj(Quiver):
+        arrows.set_facecolor([_on_any_ground(color) for color in arrows.get_facecolor()])
+    return figure
+
+
+def _on_any_ground(color: Any) -> Any:
+    """Grey for black and the lighter grey of grids; other colors stay."""
+    red, green, blue, alpha = to_rgba(color)
+    if not red == green == blue:
+        return color
+    return to_rgba(GREY, alpha if red < 0.5 else 0.4)
+
+
 def to_png(figure: Figure, compression: int = 6) -> bytes:
     """The figure as a PNG image.
 
@@ -69,7 +102,10 @@ def to_small_png(figure: Figure, colors: int = 128) -> bytes:
     """The figure as a PNG image of few colors. With 128, a notebook that stores it needs a third of
     the bytes."""
     content = io.BytesIO()
-    drawn = Image.open(io.BytesIO(to_png(figure, compression=1))).convert("RGB")
-    few = drawn.quantize(colors, Image.Quantize.MAXCOVERAGE, kmeans=3, dither=Image.Dither.NONE)
+    drawn = Image.open(io.BytesIO(to_png(figure, compression=1)))
+    if drawn.getchannel("A").getextrema() == (255, 255):
+        drawn = drawn.convert("RGB")
+    method = Image.Quantize.MAXCOVERAGE if drawn.mode == "RGB" else Image.Quantize.FASTOCTREE
+    few = drawn.quantize(colors, method, kmeans=3, dither=Image.Dither.NONE)
     few.save(content, "PNG", optimize=True)
     return content.getvalue()

@@ -27,7 +27,7 @@ from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.experiments.jobs.cluster import cluster_of
 from gradlab.lab.experiments.result import Result
 from gradlab.lab.figures import plots
-from gradlab.lab.figures.style import to_small_png
+from gradlab.lab.figures.style import for_any_ground, to_small_png
 from gradlab.lab.widget import controls, pins, presets, runner, saved_page
 from gradlab.lab.widget.lab_controller import LabController
 from gradlab.lab.widget.live_run import State
@@ -48,8 +48,6 @@ class AccumulationLab:
         executor: a Dask client, whose workers train the runs; the updates come here as they are
             made, and this process never imports TensorFlow. None: train in this process, or on the
             cluster that `gradlab lab --dask ADDRESS` named.
-        downloads: whether the buttons CSV and PNG give their files to the browser, which saves
-            them; otherwise they are written to this process's folder.
         **preset: any field of `Experiment`, as the initial value of its control.
 
     Attributes:
@@ -80,7 +78,6 @@ class AccumulationLab:
         rerun: bool = True,
         against: str = "updates",
         executor: Any = None,
-        downloads: bool = False,
         **preset: Any,
     ):
         cluster = cluster_of(executor)
@@ -90,7 +87,6 @@ class AccumulationLab:
         if cluster is None and experiment.towers > 1:  # there always is one device
             runtime.tower_devices(experiment.towers)
         self._seed = seed
-        self._downloads = downloads
         self._controller = LabController(
             experiment, seed, self._hide, self._lock, rerun, against, cluster
         )
@@ -102,8 +98,8 @@ class AccumulationLab:
                 "step_update": lambda: self.step(update=True),
                 "reset": self.reset,
                 "pin": self.pin,
-                "csv": lambda: self._give("gradlab-runs.csv", self._csv, self.to_csv),
-                "png": lambda: self._give("gradlab-views.png", self._png, self.to_png),
+                "csv": lambda: self._download("gradlab-runs.csv", self._csv),
+                "png": lambda: self._download("gradlab-views.png", self._png),
             }
         )
         charts = self._controller.layout.charts
@@ -189,8 +185,8 @@ class AccumulationLab:
         self._controller.step(update)
 
     def reset(self) -> None:
-        """Stop the run, and restore the controls and plots to their initial state. Pinned runs
-        stay."""
+        """Stop the run, restore the controls and plots to their initial state, and train that
+        again if `rerun` is chosen. Pinned runs stay."""
         self._controller.reset()
 
     def pin(self, name: str | None = None) -> None:
@@ -234,19 +230,13 @@ class AccumulationLab:
     def _png(self) -> bytes:
         return to_small_png(self.figure)
 
-    def _give(
-        self, name: str, content: Callable[[], bytes], write: Callable[[], pathlib.Path]
-    ) -> None:
-        """Give the page a file, or write it to this process's folder, and say where it is or why it
-        is not there."""
+    def _download(self, name: str, content: Callable[[], bytes]) -> None:
+        """Give the page a file, which the browser saves, or say why there is none."""
         try:
-            if self._downloads:
-                self._controller.layout.charts.send({"download": name}, [content()])
-                self.say(f"downloaded: {name}")
-            else:
-                self.say(f"written: {write().resolve()}")
-        except (OSError, ValueError) as error:
-            self.say(f"not written: {error}")
+            self._controller.layout.charts.send({"download": name}, [content()])
+            self.say(f"downloaded: {name}")
+        except ValueError as error:
+            self.say(f"not downloaded: {error}")
 
     def code(self) -> str:
         """The Python code that repeats what the controls describe."""
@@ -296,7 +286,7 @@ class AccumulationLab:
         bundle = dict(self.view._repr_mimebundle_(**kwargs)) | {"text/plain": repr(self)}
         if runs := self._controller.runs:
             figure = self.figure
-            picture = to_small_png(figure)
+            picture = to_small_png(for_any_ground(figure))
             table = pins.table(runs)
             still = saved_page.still(picture, str(figure.get_label()), repr(self), table)
             return bundle | {

@@ -128,6 +128,20 @@ export function chart(name, data, root) {
   return { node, canvas, schedule };
 }
 
+/** A button that shows and hides all views but the first ones. */
+export function moreViews(charts, first) {
+  const others = charts.slice(first);
+  const button = el("button", { className: "gradlab-more-views", hidden: !others.length });
+  const show = (shown) => {
+    others.forEach(({ node }) => node.hidden = !shown);
+    button.textContent = shown ? "fewer views" : "more views";
+    button.setAttribute("aria-expanded", shown);
+  };
+  show(false);
+  button.addEventListener("click", () => show(others[0].node.hidden));
+  return button;
+}
+
 /** The chips that name the runs, hide them, and rename and remove pinned ones; below them, their table. */
 function chips(model, hidden, changed) {
   const list = el("div", { className: "gradlab-chips" });
@@ -295,8 +309,12 @@ function showCharts({ model, el: root }) {
   lost.setAttribute("role", "alert");
   const own = el("div", { className: "gradlab-own", hidden: true });
   own.setAttribute("role", "status");
-  root.append(...charts.map(({ node }) => node), own, lost);
-  if (model.get("chips")) root.append(named.list, named.table);
+  const below = el("div", { className: "gradlab-below" }, moreViews(charts, model.get("first")));
+  root.append(...charts.map(({ node }) => node), own, lost, below);
+  if (model.get("chips")) {
+    below.append(named.list);
+    root.append(named.table);
+  }
 
   function redraw() {
     charts.forEach(({ schedule }) => schedule());

@@ -16,6 +16,7 @@ class Charts(anywidget.AnyWidget):
 
     Args:
         shown: the names of the views.
+        first: how many of them are shown before the button "more views" is pressed.
         chips: whether the runs are named below the views.
 
     Attributes:
@@ -30,10 +31,11 @@ class Charts(anywidget.AnyWidget):
     _css = FOLDER / "charts.css"
 
     shown = traitlets.List(traitlets.Unicode()).tag(sync=True)
+    first = traitlets.Int().tag(sync=True)
     chips = traitlets.Bool(True).tag(sync=True)
     preview = traitlets.Dict().tag(sync=True)
     news = traitlets.Int(0).tag(sync=True)
 
-    def __init__(self, shown: Sequence[str], chips: bool = True):
-        super().__init__(shown=list(shown), chips=chips)
+    def __init__(self, shown: Sequence[str], first: int, chips: bool = True):
+        super().__init__(shown=list(shown), first=first, chips=chips)
         self.add_class("gradlab-charts")

@@ -36,7 +36,6 @@ STOP_SECONDS = 0.05  # in which most runs stop
 SHOW_SECONDS = 0.2  # between two pictures of a run for which a cell waits
 POINTS = 200  # earlier runs that stay in the views against k
 Names = Sequence[str]
-HINT = "Move k: the arrows, the loss and its noise follow."
 FIRST = "press Run, or change a control"
 
 
@@ -181,8 +180,8 @@ class LabController:
             self._page_messages.tell()
 
     def reset(self) -> None:
-        """Stop the run, and restore the controls and plots to their initial state, except for the
-        pinned runs."""
+        """Stop the run, restore the controls and plots to their initial state, except for the pinned
+        runs, and train again where a changed control does."""
         self.stop()
         with self.runner.guard:
             self.runner.forget()
@@ -200,6 +199,8 @@ class LabController:
                 self.layout.one_update.reset()
         self._show_experiment()
         self._page_messages.tell()
+        if self.layout.rerun.value:
+            self.start()
 
     def write(self, experiment: Experiment) -> None:
         """Set the controls to an experiment, without the reactions to their changes."""
@@ -332,7 +333,7 @@ class LabController:
 
     def _show_experiment(self) -> None:
         with self.runner.guard:
-            self.layout.show_batch(self.experiment, HINT if self._changed_at == -math.inf else "")
+            self.layout.show_batch(self.experiment)
 
     def _shown(self, run: Run | None) -> Shown:
         """What the views draw of a run and of all others, without its result."""

@@ -5,6 +5,9 @@ import html
 from collections.abc import Collection
 
 import ipywidgets as widgets
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import PythonLexer
 
 from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.figures.lab_figure import VIEWS
@@ -18,24 +21,24 @@ from gradlab.lab.widget.page import Page, close, live_beside_cells
 # name: label, icon, tooltip
 BUTTONS = {
     "run": ("Run", "play", "Train from the beginning."),
-    "stop": ("", "stop", "Stop the run within one micro-batch. The plots stay."),
+    "stop": ("Stop", "stop", "Stop the run within one micro-batch. The plots stay."),
     "step_microbatch": ("micro-batch", "step-forward", "Pause, and show one more micro-batch."),
     "step_update": (
         "update",
         "fast-forward",
         "Pause, and show the rest of the window and its update.",
     ),
-    "reset": ("", "undo", "Restore the initial controls and clear the plots. Pinned runs stay."),
+    "reset": ("Reset", "undo", "Restore the initial controls. Pinned runs stay."),
     "pin": ("Pin", "thumb-tack", "Keep this run in the plots and in the table, for comparison."),
     "csv": (
         "CSV",
         "download",
-        "Write this run and the pinned runs to a CSV file next to the notebook.",
+        "Download this run and the pinned runs as a CSV file.",
     ),
-    "png": ("PNG", "image", "Write the views to a PNG file next to the notebook."),
+    "png": ("PNG", "image", "Download all views as a PNG file."),
 }
 SWITCHES = {
-    "pause": ("", "pause", "Pause the run before its next update, or resume it."),
+    "pause": ("Pause", "pause", "Pause the run before its next update, or resume it."),
     "slow": (
         "Slow",
         "hourglass-half",
@@ -46,16 +49,23 @@ SWITCHES = {
 }
 OTHERS = ("rerun", "against", "pins")
 STATES = {"starting": "running", "stopping": "running", "not run": "stopped", "not shown": "failed"}
+FIRST_VIEWS = 3  # the others wait behind a button
+ROOM = 50  # examples, of the imagined card beside the effective batch
 # Everything that can be hidden, besides the controls
 NAMES = (*BUTTONS, *SWITCHES, *OTHERS, *VIEWS)
 
 _CSS = """<style>
 .gradlab-lab :focus-visible { outline: 2px solid #0072B2; outline-offset: 1px; }
-.gradlab-hint { float: right; }
 .gradlab-refusal { border-left: 4px solid #D55E00; padding-left: 6px; font-weight: bold; }
 .gradlab-lab .widget-readout { min-width: 48px; max-width: 60px; }
 .gradlab-lab .widget-html-content { line-height: 1.5; }
+.gradlab-listing .k, .gradlab-listing .kn { color: var(--jp-mirror-editor-keyword-color, #008000); }
+.gradlab-listing .s1 { color: var(--jp-mirror-editor-string-color, #BA2121); }
+.gradlab-listing .mi, .gradlab-listing .mf { color: var(--jp-mirror-editor-number-color, #080); }
 </style>"""
+
+
+_COPY = '<button class="gradlab-copy" title="Copy this code.">Copy</button>'  # page.js listens
 
 
 class Layout:
@@ -100,7 +110,8 @@ class Layout:
             self.one_update = OneUpdate(steps.value)
             widgets.jslink((steps, "value"), (self.one_update, "accumulation_steps"))
         shown = [name for name in VIEWS if name != "toy" and name not in hide]
-        self.charts = Charts(shown, chips="pins" not in hide)
+        first = FIRST_VIEWS - (self.one_update is not None)
+        self.charts = Charts(shown, first, chips="pins" not in hide)
         self._page = Page(layout={"display": "none"})
         self._status = Status("", "")
         self._narration = ""
@@ -135,25 +146,20 @@ class Layout:
         """Show or hide what waits behind the switch "more"."""
         self._drawer.layout.display = "flex" if shown else "none"
 
-    def show_batch(self, e: Experiment, hint: str = "") -> None:
-        """Show the effective batch as a product, how much less noisy a window's loss should be, and
-        what is chosen.
-
-        Args:
-            e: what the controls describe.
-            hint: what to do first, or "".
-        """
+    def show_batch(self, e: Experiment) -> None:
+        """Show the effective batch of an experiment as a product, how much less noisy a window's loss
+        should be, how much of the batch is in memory, and what else is chosen."""
         steps = e.towers * e.accumulation_steps
         if self.one_update is not None:
             self.one_update.towers = e.towers
         factors = [e.towers] * (e.towers > 1) + [e.accumulation_steps, e.microbatch_size]
         product = " × ".join(str(factor) for factor in factors)
         noise = f" · noise of the loss ÷ <b>{steps**0.5:.1f}</b>" if steps > 1 else ""
-        first = f'<i class="gradlab-hint">{hint}</i>' if hint else ""
         self._batch.value = (
-            f"{product} = <b>{e.effective_batch}</b> examples an update{noise}{first}"
+            f"{product} = <b>{e.effective_batch}</b> examples an update{noise}"
+            f"{memory_bar(e.microbatch_size, e.effective_batch)}"
         )
-        self.switches["more"].description = summary(e)
+        self.switches["more"].description = f"Settings: {summary(e)}"
 
     def refuse(self, sentence: str) -> None:
         """Say below k and b why their values cannot be run, until `show_batch` is called again."""
@@ -174,7 +180,8 @@ class Layout:
 
     def list_code(self, code: str) -> None:
         """Show a listing; "" clears it."""
-        self._listing.value = f"<pre>{html.escape(code)}</pre>" if code else ""
+        colored = highlight(code, PythonLexer(), HtmlFormatter(nowrap=True))
+        self._listing.value = f"{_COPY}<pre>{colored}</pre>" if code else ""
 
     def close(self) -> None:
         """Remove all widgets from the page and from the kernel."""
@@ -188,26 +195,42 @@ class Layout:
         compare += [] if "rerun" in hide else [self.rerun]
         self._drawer.children = [
             _grid(controls.others, "205px"),
-            _wrapping_row([*compare, *named("slow", "csv", "png", "code")]),
+            _wrapping_row(compare),
+            _wrapping_row(named("step_microbatch", "step_update", "slow", "csv", "png", "code")),
         ]
         cells = [] if self.one_update is None else [self.one_update]
         cells += [self.charts]
-        main = named(
-            "run", "pause", "step_microbatch", "step_update", "stop", "pin", "reset", "more"
-        )
+        main = named("run", "pause", "stop", "pin", "reset", "more")
         lines = [
             widgets.HTML(_CSS),
             self._page,
             _grid(controls.main, "230px", "auto-fit"),
-            _wrapping_row(main),
-            self._drawer,
             self._batch,
+            _wrapping_row(main),
+            _wrapping_row([self.progress, self._status_line]),
+            self._drawer,
             self._narration_line,
             self._listing,
             _grid(cells, "max(260px, 30%)"),
-            _wrapping_row([self.progress, self._status_line]),
         ]
         return widgets.VBox(lines, layout={"overflow": "hidden"}).add_class("gradlab-lab")
+
+
+def memory_bar(size: int, batch: int) -> str:
+    """A bar of the examples in memory at once, inside one of the effective batch, with a mark at the
+    room of an imagined card."""
+    whole = max(batch, ROOM)
+    fits = "fit" if size <= ROOM else "do not fit"
+    words = f"{size} of {batch} examples are in memory at once; they {fits} on a card for {ROOM}"
+    parts = (("batch-outline", batch), ("held", size), ("room", ROOM))
+    drawn = "".join(
+        f'<span class="gradlab-{name}" style="width: {100 * part / whole:.1f}%"></span>'
+        for name, part in parts
+    )
+    return (
+        f'<span class="gradlab-memory" role="img" data-fits="{fits}" title="{words}" '
+        f'aria-label="{words}">{drawn}</span>{size} in memory at once'
+    )
 
 
 def _named(name: str, kind: type, label: str, icon: str, tooltip: str) -> widgets.Widget:

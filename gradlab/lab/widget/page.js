@@ -42,6 +42,18 @@ function keep(/** @type {KeyboardEvent} */ event) {
   if (isPlain(event)) event.stopPropagation(); // for hosts that do not know the attribute
 }
 
+/** Copy the code beside the button. A page that is not secure has no clipboard: there, the code is selected. */
+async function copy(/** @type {MouseEvent} */ { target }) {
+  if (!(target instanceof HTMLElement) || !target.matches(".gradlab-copy")) return;
+  const code = target.nextElementSibling;
+  try {
+    await navigator.clipboard.writeText(code.textContent);
+    target.textContent = "Copied";
+  } catch {
+    getSelection().selectAllChildren(code);
+  }
+}
+
 function render({ model, el }) {
   let named = null;
   let suppress = null;
@@ -58,6 +70,7 @@ function render({ model, el }) {
     suppress = (event) => lab.contains(event.target) && event.target.toggleAttribute(SUPPRESS, isPlain(event));
     globalThis.addEventListener("keydown", suppress, true);
     lab.addEventListener("keydown", keep);
+    lab.addEventListener("click", copy);
     label(lab);
     state();
     named = new MutationObserver(() => label(lab));

@@ -160,7 +160,14 @@ export function accuracy(/** @type {Data} */ data) {
 
 function againstK(/** @type {Data} */ data) {
   const to = Math.max(60, data.experiment.k);
-  return { from: 0.85, to, log: true, ticks: STEPS, label: "accumulation_steps k", say: (k) => `k = ${k}` };
+  return {
+    from: 0.85,
+    to,
+    log: true,
+    ticks: STEPS,
+    label: "micro-batches of an update",
+    say: (k) => `windows of ${k}`,
+  };
 }
 
 /** Earlier runs as hollow grey points, and the current one, if it says enough. */
@@ -241,17 +248,17 @@ export const VIEWS = {
       "Dots: micro-batches of the first seed. Line and band: the mean over a window and one standard deviation over " +
       "the seeds. The loss is in nats, the unit of the natural logarithm: 2.3 is a guess among ten classes.",
   },
-  accuracy: {
-    title: "test accuracy (%)",
-    plots: accuracy,
-    about:
-      "The share of test images that are classified correctly: the mean over the seeds, and one standard deviation.",
-  },
   noise: {
     title: "noise of the loss (nats)",
     plots: noise,
     about: "How much the loss of a window varies from update to update, one point for each run. If micro-batches are " +
       "independent, k of them have 1/√k of the noise of one: the dashed line.",
+  },
+  accuracy: {
+    title: "test accuracy (%)",
+    plots: accuracy,
+    about:
+      "The share of test images that are classified correctly: the mean over the seeds, and one standard deviation.",
   },
   scale: {
     title: "noise scale (examples)",
@@ -292,7 +299,7 @@ export function words(view, data, plots) {
       ),
     noise: () =>
       plots[0].series[1].ys.map((y) =>
-        `k = ${data.point.k}: ${y.toFixed(3)} nats measured, ${data.point.law.toFixed(3)} predicted by 1/√k`
+        `windows of ${data.point.k}: ${y.toFixed(3)} nats measured, ${data.point.law.toFixed(3)} predicted by 1/√k`
       ),
     scale: () => lines.map(({ name, ys }) => `${name}: ${plain(ys.at(-1))} examples`),
     cost: () => points.map(({ milliseconds }) => `an update takes ${milliseconds.toFixed(1)} ms`),

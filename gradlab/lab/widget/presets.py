@@ -17,7 +17,7 @@ DEFAULTS = {
     "updates": 300,
     "eval_every": 50,
 }
-OWN = ("seed", "hide", "lock", "rerun", "against", "executor", "downloads")
+OWN = ("seed", "hide", "lock", "rerun", "against", "executor")
 
 
 def experiment(seed: int, preset: Mapping) -> Experiment:

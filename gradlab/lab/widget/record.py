@@ -8,7 +8,7 @@ from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.experiments.jobs.run import run
 from gradlab.lab.figures.curves import Point
 from gradlab.lab.figures.lab_figure import Shown, lab_views
-from gradlab.lab.figures.style import to_small_png
+from gradlab.lab.figures.style import for_any_ground, to_small_png
 from gradlab.lab.widget import pins, presets
 
 STEPS = (1, 2, 5, 10, 20, 50)  # k of the runs
@@ -35,7 +35,8 @@ def write(folder: pathlib.Path) -> None:
     (folder / "recorded.json").write_text(text + "\n", encoding="utf-8")
     earlier = [Point.of(result) for result in results if result is not default]
     shown = Shown(e, "recorded: k = 5, b = 20", default, points=earlier)
-    (folder / "recorded.png").write_bytes(to_small_png(lab_views(shown), colors=48))
+    picture = to_small_png(for_any_ground(lab_views(shown)), colors=48)
+    (folder / "recorded.png").write_bytes(picture)
 
 
 if __name__ == "__main__":

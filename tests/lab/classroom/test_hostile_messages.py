@@ -54,7 +54,7 @@ def lab():
         ) as workers,
         Client(workers, set_as_default=False) as client,
     ):
-        lab = gradlab.AccumulationLab(executor=client, downloads=True, updates=5, seeds=2)
+        lab = gradlab.AccumulationLab(executor=client, updates=5, seeds=2)
         lab._controller.cluster.check = Limits(examples=20_000, seconds=1.0).check
         yield lab
         lab.close()

@@ -1,7 +1,8 @@
 """The lab without a browser: runs, presets, pinned runs and exports."""
 
+import html
 import json
-import pathlib
+import re
 import resource
 
 import numpy as np
@@ -84,7 +85,7 @@ def test_without_a_front_end_it_shows_a_picture_and_a_table(make):
     [
         (
             dict(k=5),
-            r"AccumulationLab takes seed, hide, lock, rerun, against, executor, downloads, "
+            r"AccumulationLab takes seed, hide, lock, rerun, against, executor, "
             r"dataset, .* Received: k",
         ),
         (dict(accumulation_steps=0), "accumulation_steps must be a positive integer. Received: 0"),
@@ -133,19 +134,21 @@ def test_a_preset_is_a_line_and_back(make):
     assert again.experiment.seed_numbers == (3, 4)
 
 
-def test_reset_brings_back_the_preset(make):
-    lab = make(accumulation_steps=4)
+@pytest.mark.parametrize("rerun", [True, False])
+def test_reset_brings_back_the_preset_and_runs_it_where_a_change_does(make, rerun):
+    lab = make(accumulation_steps=4, rerun=rerun)
     lab.run(accumulation_steps=60, model="lenet", method="variables", seeds=1)
     assert widget(lab, "accumulation_steps").value == 60
     wait_until(lambda: updates_made(lab) > 0)
     lab.pin("kept")
     click(lab, "reset")
-    assert lab.state is State.IDLE and widget(lab, "accumulation_steps").value == 4
-    assert (
-        lab.result is None
-        and lab.status.startswith("idle: ")
-        and [name for name, _ in lab.pinned] == ["kept"]
-    )
+    assert widget(lab, "accumulation_steps").value == 4
+    assert [name for name, _ in lab.pinned] == ["kept"]
+    if rerun:
+        assert lab.wait() is State.FINISHED
+        assert lab.result == run(lab.experiment)
+    else:
+        assert lab.state is State.IDLE and lab.result is None and lab.status.startswith("idle: ")
 
 
 def test_pins_are_named_and_compared(make):
@@ -203,46 +206,47 @@ def test_exports_write_new_files(make, tmp_path):
     assert lab.to_png(tmp_path).read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_export_buttons_say_where_they_wrote_or_why_not(make, tmp_path, monkeypatch):
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
+def test_the_export_buttons_give_the_page_files_or_say_why_not(make, monkeypatch):
     lab = make()
+    sent = []
+    monkeypatch.setattr(
+        type(lab._controller.layout.charts), "send", lambda self, *message: sent.append(message)
+    )
     click(lab, "csv")
-    assert "not written: there is nothing to write yet" in lab.status
+    assert "not downloaded: there is nothing to write yet" in lab.status
     run_to_the_end(lab)
-    for name in ("csv", "png"):
+    lab.pin("kept")
+    for name, file, begins in (("csv", "runs", b"run,seed,"), ("png", "views", b"\x89PNG")):
+        sent.clear()
         click(lab, name)
-        path = pathlib.Path(lab.status.split("written: ")[1])
-        assert path.is_file() and path.suffix == f".{name}"
-        path.unlink()
-    folder.rmdir()
-    click(lab, "csv")
-    assert "not written: " in lab.status
+        assert f"downloaded: gradlab-{file}.{name}" in lab.status
+        [(message, [content])] = [each for each in sent if "download" in each[0]]
+        assert message == {"download": f"gradlab-{file}.{name}"} and content.startswith(begins)
 
 
-def test_a_disk_that_is_full_is_said_and_leaves_no_half_file(make, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_disk_that_is_full_leaves_no_half_file(make, tmp_path):
     lab = make()
     run_to_the_end(lab)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     # The file system takes no more than that of a file
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
-        click(lab, "csv")
-        click(lab, "png")
+        for write in (lab.to_csv, lab.to_png):
+            with pytest.raises(OSError, match="File too large"):
+                write(tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert "not written: [Errno 27] File too large" in lab.status and not list(tmp_path.iterdir())
-    click(lab, "csv")
-    assert "written: " in lab.status and len(list(tmp_path.iterdir())) == 1
+    assert not list(tmp_path.iterdir())
+    lab.to_csv(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_the_code_repeats_the_run(make):
     lab = make(accumulation_steps=4, learning_rate=0.01)
     run_to_the_end(lab)
     widget(lab, "code").value = True
-    assert "gradlab.Experiment(" in widget(lab, "listing").value
+    shown = re.sub("<.*?>", "", widget(lab, "listing").value.split("<pre>")[1])
+    assert html.unescape(shown).strip() == lab.code().strip()
     found = {}
     exec(lab.code(), found)  # setup reports that it was called before with just these arguments
     assert found["result"] == lab.result

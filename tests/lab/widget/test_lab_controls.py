@@ -1,6 +1,7 @@
 """The controls of the lab: each one reruns the training, and values that cannot be run are
 refused."""
 
+import re
 import subprocess
 import sys
 
@@ -95,12 +96,31 @@ def test_the_batch_line_predicts_the_noise_of_a_window(make):
 
 def test_the_button_says_what_the_controls_behind_it_say(make):
     lab = make(updates=5, seeds=2)
-    assert widget(lab, "more").description == "dense · mnist · adam · 2 seeds · 5 updates"
+    assert widget(lab, "more").description == "Settings: dense · mnist · adam · 2 seeds · 5 updates"
     assert widget(lab, "drawer").layout.display == "none"
     widget(lab, "more").value = True
     assert widget(lab, "drawer").layout.display == "flex"
     widget(lab, "seeds").value = 1
-    assert widget(lab, "more").description == "dense · mnist · adam · 1 seed · 5 updates"
+    assert widget(lab, "more").description == "Settings: dense · mnist · adam · 1 seed · 5 updates"
+
+
+def test_the_bar_shows_what_is_in_memory_of_the_batch(make):
+    lab = make(accumulation_steps=5, microbatch_size=20)
+
+    def bar() -> tuple[str, dict[str, float]]:
+        value = widget(lab, "batch").value
+        parts = re.findall(r'class="gradlab-([a-z-]+)" style="width: ([0-9.]+)%', value)
+        return re.search('aria-label="([^"]*)"', value)[1], {
+            name: float(width) for name, width in parts
+        }
+
+    words, parts = bar()
+    assert words == "20 of 100 examples are in memory at once; they fit on a card for 50"
+    assert parts == {"batch-outline": 100, "held": 20, "room": 50}
+    widget(lab, "accumulation_steps").value = 1
+    assert bar()[1] == {"batch-outline": 40, "held": 40, "room": 100}
+    widget(lab, "microbatch_size").value = 80
+    assert bar()[0] == "80 of 80 examples are in memory at once; they do not fit on a card for 50"
 
 
 def test_values_that_cannot_be_run_are_refused(make):

@@ -8,7 +8,7 @@ from matplotlib.ticker import MaxNLocator
 from gradlab.lab.figures.picture import Picture, figure
 from gradlab.lab.figures.style import GREY, STYLES
 from gradlab.lab.widget.course.bug_loops import EXAMPLES, Evidence, experiment
-from gradlab.lab.widget.course.bugs import BUGS, EVERYTHING, Settings
+from gradlab.lab.widget.course.bugs import BUGS
 
 
 def draw(evidence: Evidence) -> Picture:
@@ -74,19 +74,22 @@ def table(evidence: Evidence) -> str:
     )
 
 
-def draw_all(settings: Settings = EVERYTHING, seed: int = 0) -> Picture:
-    """The weight after each window under each of the eight bugs, beside that of the large batch."""
-    drawn = Figure(figsize=(9.0, 4.2), dpi=90, layout="constrained")
+def draw_all(seed: int = 0) -> Picture:
+    """The weight after each window under each of the eight bugs, beside that of the large batch,
+    each with the settings that show it."""
+    drawn = Figure(figsize=(9.0, 4.6), dpi=90, layout="constrained")
     grid = drawn.subplots(2, 4, sharex=True, sharey=True)
     ends = []
     for axes, (name, bug) in zip(grid.flat, BUGS.items()):
-        evidence = experiment(settings, bug=name, seed=seed)
+        evidence = experiment(bug.shown_by, bug=name, seed=seed)
         _lines(axes, evidence)
-        axes.set_title(bug.name, fontsize=9)
+        axes.set_title(f"{bug.name}\n{bug.shown_by}", fontsize=8)
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
-        ends.append(f"{bug.name} {evidence.loop[-1]:.2f}")
-    held = experiment(settings, "memory", "in_flight", seed).loop.max() // EXAMPLES
+        ends.append(f"{bug.name} {evidence.loop[-1]:.2f}, {evidence.large[-1]:.2f}")
+    held = (
+        experiment(BUGS["in_flight"].shown_by, "memory", "in_flight", seed).loop.max() // EXAMPLES
+    )
     grid[1, 3].annotate(
         f"{held} micro-batches\nin memory",
         (0.95, 0.08),
@@ -99,7 +102,7 @@ def draw_all(settings: Settings = EVERYTHING, seed: int = 0) -> Picture:
         axes.set_xlabel("window")
     for axes in grid[:, 0]:
         axes.set_ylabel("weight")
-    alt = f"The weight at the end. Large batch and right loop: {evidence.large[-1]:.2f}; {'; '.join(ends)}."
+    alt = f"The weight at the end, of the loop and of the large batch: {'; '.join(ends)}."
     return Picture(drawn, alt=alt)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from gradlab import _checks
 from gradlab.lab.figures.style import to_small_png
 from gradlab.lab.widget import saved_page
+from gradlab.lab.widget.course.bug_code import listing
 from gradlab.lab.widget.course.bug_figures import draw, draw_large, rows, table, verdict
 from gradlab.lab.widget.course.bug_loops import Evidence, experiment, is_clear
 from gradlab.lab.widget.course.bugs import (
@@ -47,6 +48,8 @@ _CSS = """<style>
 .gradlab-bugs .widget-html-content { line-height: 1.5; }
 .gradlab-bugs table { border-collapse: collapse; margin: 0.3em 0; }
 .gradlab-bugs th, .gradlab-bugs td { padding: 0 0.7em; text-align: right; border-bottom: 1px solid #8888; }
+.gradlab-bugs pre { margin: 0; padding: 4px 8px; line-height: 1.35; border: 1px solid #8888; border-radius: 4px; }
+.gradlab-bugs pre :is(mark, b) { background: #D55E00; color: #ffffff; }
 .gradlab-bugs .gradlab-beside { display: flex; flex-wrap: wrap; gap: 0 1.5em; align-items: center; }
 .gradlab-bugs .gradlab-beside img { max-width: 100%; }
 </style>"""
@@ -161,9 +164,11 @@ class BugLab:
         self._seed = seed
         self.controls: dict[str, Any] = _settings_controls() | _game_controls()
         self._header, self._result, self._said, self._tried = (widgets.HTML() for _ in range(4))
+        self._code = widgets.HTML()
         self.controls["run"].on_click(lambda _: self.run())
         self.controls["name"].on_click(lambda _: self.name())
         self.controls["next"].on_click(lambda _: self.next_round())
+        self.controls["bug"].observe(lambda _: self._show_code(), names="value")
         self.view = self._layout()
         live_beside_cells(self.view)
         self._shown: Evidence | None = None
@@ -190,6 +195,7 @@ class BugLab:
             self._say("Run at least one experiment before you name the bug.")
         else:
             self._say(self.game.name(bug))
+            self._show_code()
         return self.said
 
     def next_round(self) -> None:
@@ -207,6 +213,14 @@ class BugLab:
         large = experiment(Settings(), seed=self.game.data_seed)
         self._result.value = draw_large(large)._repr_mimebundle_()["text/html"]
         self._say(_INTRODUCTION)
+        self._show_code()
+
+    def _show_code(self) -> None:
+        """Show the right loop, with the line of the chosen bug marked; after the answer, with the
+        line that was wrong."""
+        hidden = self.game.hidden if self.game.answer is not None else ""
+        where = "with its bug" if hidden else "as it should be; one line differs in yours"
+        self._code.value = f"The loop {where}:{listing(self.controls['bug'].value, hidden)}"
 
     def _say(self, sentence: str) -> None:
         self.said = sentence
@@ -234,6 +248,7 @@ class BugLab:
             self._said,
             self._tried,
             _row([controls[name] for name in ("bug", "name", "next")]),
+            self._code,
         ]
         return widgets.VBox(parts).add_class("gradlab-lab").add_class("gradlab-bugs")
 

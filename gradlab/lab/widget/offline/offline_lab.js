@@ -2,7 +2,7 @@
  * The lab on a page without a kernel: its controls start a training in the page (training.js), and the views follow it.
  */
 import { looks } from "../canvas.js";
-import { chart, el } from "../charts.js";
+import { chart, el, moreViews } from "../charts.js";
 import { showOneUpdate } from "../one_update.js";
 import { colorOf, column, contrast, plain, STYLES, VIEWS } from "../plots.js";
 import { bytes, countsOf, drawn, newRun, PACE, Workers } from "./page_run.js";
@@ -20,6 +20,7 @@ import { bytes, countsOf, drawn, newRun, PACE, Workers } from "./page_run.js";
  */
 
 const TOUR = [1, 5, 20]; // k of the runs that a page shows until it is touched
+const ROOM = 50; // examples, of the imagined card beside the effective batch
 const REST = 4000; // milliseconds between two of them
 
 const SLIDERS = [
@@ -61,11 +62,28 @@ function compare(now, before) {
   const [shorter, longer] = before.k < now.k ? [before, now] : [now, before];
   // The mean, because the workers may share a processor, which halts long updates more often than short ones.
   const seconds = (run) => column(run, "seconds").at(-1) / Math.max(...run.counts);
-  return `From k = ${less.k} to ${more.k}: noise ÷ ${predicted} predicted, ÷ ${measured} measured; ` +
+  return `From windows of ${less.k} to ${more.k} micro-batches: noise ÷ ${predicted} predicted, ÷ ${measured} measured; ` +
     `${plain(seconds(longer) / seconds(shorter), 2)} times the time and ${
       plain(more.k / less.k, 2)
     } times the examples ` +
     "for each update.";
+}
+
+/** A bar of the examples in memory at once, inside one of the effective batch, with a mark at the room of a card. */
+function showMemory(bar, words, b, batch) {
+  const fits = b <= ROOM ? "fit" : "do not fit";
+  const parts = { "batch-outline": batch, held: b, room: ROOM };
+  bar.replaceChildren(
+    ...Object.entries(parts).map(([name, part]) => {
+      const drawn = el("span", { className: `gradlab-${name}` });
+      drawn.style.width = `${100 * part / Math.max(batch, ROOM)}%`;
+      return drawn;
+    }),
+  );
+  bar.dataset.fits = fits;
+  bar.title = `${b} of ${batch} examples are in memory at once; they ${fits} on a card for ${ROOM}`;
+  bar.setAttribute("aria-label", bar.title);
+  words.textContent = `${b} in memory at once`;
 }
 
 /** The controls of a page, in its first and second row, and what they say beside them. */
@@ -87,6 +105,9 @@ class Controls {
     this.run = el("button", { textContent: "Run" });
     this.pause = el("button", { textContent: "Pause" });
     this.batch = el("span");
+    this.memory = el("span", { className: "gradlab-memory" });
+    this.memory.setAttribute("role", "img");
+    this.held = el("span");
     const named = (name, node, label = "", ...more) => {
       node.dataset.control = name;
       node.disabled = page.lock.includes(name);
@@ -101,6 +122,7 @@ class Controls {
     ];
     this.second = [
       this.batch,
+      el("span", {}, this.memory, this.held),
       named("optimizer", this.optimizer, "optimizer"),
       named("against", this.against, "accuracy against"),
     ];
@@ -119,6 +141,7 @@ class Controls {
     const { k, b } = this.settings;
     const noise = k > 1 ? ` · noise of the loss ÷ ${Math.sqrt(k).toFixed(1)}` : "";
     this.batch.textContent = `${k} × ${b} = ${plain(k * b, 4)} examples an update${noise}`;
+    showMemory(this.memory, this.held, b, k * b);
     this.pause.textContent = state === "paused" ? "Resume" : "Pause";
     this.pause.disabled = !["running", "paused"].includes(state);
   }
@@ -153,7 +176,7 @@ export function showOffline(/** @type {HTMLElement} */ root, /** @type {Page} */
     el("div", { className: "gradlab-offline-row" }, ...controls.second),
     compared,
     el("div", { className: "gradlab-offline-views" }, toy, ...charts.map(({ node }) => node)),
-    legend,
+    el("div", { className: "gradlab-offline-row" }, moreViews(charts, page.hide.includes("toy") ? 3 : 2), legend),
     el("small", {
       textContent:
         `This page itself trains the network 784-128-10, on ${plain(page.trainingExamples)} digits of MNIST. ` +

@@ -1,6 +1,7 @@
 """The game of eight bugs: its loops beside an independent computation, what experiments tell apart,
 and the score."""
 
+import html
 import itertools
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 
+from gradlab.lab.widget.course.bug_code import LINES, SUSPECTS, listing
 from gradlab.lab.widget.course.bug_figures import draw, draw_all, table, verdict
 from gradlab.lab.widget.course.bug_lab import BugLab, Game, points
 from gradlab.lab.widget.course.bug_loops import data, experiment, is_clear
@@ -92,6 +94,88 @@ def test_each_bug_gives_the_weights_of_an_independent_computation(bug):
             shown.loop, reference(settings, bug, 3), rtol=0, atol=1e-10, err_msg=str(settings)
         )
         np.testing.assert_allclose(shown.large, reference(settings, None, 3), rtol=0, atol=1e-10)
+
+
+class Listed:
+    """What the names in the listing mean, for one experiment."""
+
+    def __init__(self, settings, seed):
+        self.settings = settings
+        self.windows = [[Texts(*part) for part in window] for window in 2 * data(settings, seed)]
+        self.calls = 0
+        self.moments = np.zeros(2)
+        self.steps = 0
+        self.path = {}
+
+    def normalized(self, window):
+        if not self.settings.normalization:
+            return window
+        lengths = [np.sum(part.mask) for part in window]
+        x = normalized(np.hstack([part.x[part.mask] for part in window]), np.zeros(sum(lengths)))
+        found = []
+        for part, of_part in zip(window, np.split(x, np.cumsum(lengths)[:-1])):
+            filled = np.zeros(part.x.shape)
+            filled[part.mask] = of_part
+            found.append(Texts(filled, part.y, part.mask))
+        return found
+
+    def __call__(self, w, microbatch):
+        self.calls += 1
+        x, y = microbatch.x[microbatch.mask], microbatch.y[microbatch.mask]
+        return np.mean((w * x - y) * x), len(x)
+
+    def clip(self, gradient):
+        return np.clip(gradient, -3, 3) if self.settings.clipping else gradient
+
+    def step(self, w, mean, number):
+        step = mean
+        if self.settings.optimizer == "Adam":
+            self.moments = self.moments * [0.9, 0.999] + [0.1 * mean, 0.001 * mean**2]
+            first, second = self.moments / (1 - np.array([0.9, 0.999]) ** (number + 1))
+            step = first / (second**0.5 + 1e-8)
+        left = max(0, len(self.windows) - number) / len(self.windows)
+        self.steps += 1
+        self.path[self.steps] = w - 0.1 * (left if self.settings.schedule else 1) * step
+        return self.path[self.steps]
+
+
+class Texts:
+    """A micro-batch of as many texts as `len` says."""
+
+    def __init__(self, x, y, mask):
+        self.x, self.y, self.mask = x, y, mask
+
+    def __len__(self):
+        return len(self.x)
+
+
+@pytest.mark.parametrize("bug", [None, *BUGS])
+def test_the_listing_is_the_loop_that_is_trained(bug):
+    lines = list(LINES)
+    if bug is not None:
+        number, lines[number] = SUSPECTS[bug]
+        assert lines[number] != LINES[number]
+    for settings in ALL:
+        given = Listed(settings, 3)
+        names = {"windows": given.windows, "k": settings.k, "w": 0.0}
+        names |= {"normalized": given.normalized, "clip": given.clip}
+        names |= {"grad": given, "optimizer": given}
+        exec("\n".join(lines), names)
+        wanted = experiment(settings, bug=bug, seed=3).loop[1:]
+        if bug == "tail_dropped":
+            wanted = [w for w, window in zip(wanted, given.windows) if len(window) == settings.k]
+        np.testing.assert_allclose(
+            list(given.path.values()), wanted, rtol=0, atol=1e-10, err_msg=str(settings)
+        )
+
+
+def test_the_listing_marks_the_suspected_line_and_then_the_wrong_one():
+    for bug, (number, wrong) in SUSPECTS.items():
+        marked = listing(suspected=bug).splitlines()[number]
+        assert marked.removeprefix("<pre>").startswith("<mark>") and "<b>" not in listing(bug)
+        assert html.escape(wrong) not in listing(suspected=bug)
+        found = listing(suspected="sum", hidden=bug)
+        assert f"</del>\n<b>{html.escape(wrong)}</b>" in found and "<mark>" not in found
 
 
 @pytest.mark.parametrize("bug", WRONG)
@@ -234,14 +318,17 @@ def test_a_round_played_with_the_controls():
         "memory",
     )
     assert lab.run().settings.k == 16 and "The loop holds at most" in lab.said
+    assert lab._code.value.count("<mark>") == 1 and "<b>" not in lab._code.value
     controls["bug"].value = hidden_bug(lab.game)
     controls["name"].click()
+    assert html.escape(SUSPECTS[lab.game.hidden].wrong) in lab._code.value
     assert lab.said.startswith("Right") and "score 3, experiments 3" in repr(lab)
     assert lab.name() == "This round is over. Press Next round."
     controls["next"].click()
     assert (
         repr(lab) == "BugLab: round 2, score 3, experiments 0, seed 2"
         and controls["bug"].value == ""
+        and lab._code.value.endswith(listing())
     )
     lab.close()
 
