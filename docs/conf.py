@@ -61,6 +61,7 @@ html_title = f"gradlab {version}"
 html_static_path = ["_static"]
 html_favicon = "_static/favicon.svg"
 html_css_files = ["gradlab.css"]
+html_js_files = [("verdicts.js", {"defer": "defer"})]
 html_copy_source = False
 linkcheck_timeout = 20
 linkcheck_retries = 2

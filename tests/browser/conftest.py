@@ -22,6 +22,7 @@ from lab_page import (
     chromium_path,
     close,
     end_kernel,
+    frames,
     jupyterlab,
     launch,
     press,
@@ -156,9 +157,10 @@ def _reset(lab):
         lab.press("pin")
         # Another state, so that the initial one means the reset
         lab.wait_for("there is no run to pin yet")
-    lab.press("reset")
-    until(lambda: lab.status().startswith("idle") and "pin" not in lab.status(), lab.status)
-    until(lambda: lab.root.get_attribute("data-state") == "idle")
+    # Otherwise the reset would train
+    if lab.root.locator(".gradlab-rerun input").is_checked():
+        lab.press("rerun", "Space")
+    until(lambda: _is_idle_after_reset(lab), lab.status)
     if not lab.root.locator(".gradlab-rerun input").is_checked():
         lab.press("rerun", "Space")
     if lab.root.locator(".gradlab-against select").input_value() != "updates":
@@ -167,10 +169,20 @@ def _reset(lab):
         if lab.root.locator(f"button.gradlab-{switch}.mod-active").count():
             lab.press(switch)
     lab.root.locator(".gradlab-drawer").wait_for(state="hidden")
+    lab.show_more_views(False)
     while count := lab.pinned().count():
         press(lab.pinned().first, "Enter")
         until(lambda: lab.pinned().count() < count)
     return lab
+
+
+def _is_idle_after_reset(lab) -> bool:
+    """Whether a reset leaves the lab idle. One that the kernel heard before it heard of the checkbox
+    does not."""
+    lab.press("reset")
+    frames(lab.page, 20)
+    shown = lab.root.get_attribute("data-state")
+    return shown == "idle" and lab.status().startswith("idle") and "pin" not in lab.status()
 
 
 def _heard(lab) -> bool:

@@ -255,7 +255,7 @@ def test_values_are_read_with_pointer_and_keys_and_are_those_of_the_result(page,
         assert f"{windows.window_loss[update]:.3f}" in said.inner_text()
     press(canvas, "Escape")
     until(readout.is_hidden)
-    small.press("more-views")
+    small.show_more_views()
     accuracy = small.root.locator(".gradlab-view-accuracy")
     press(accuracy.locator("canvas"), "End")
     until(

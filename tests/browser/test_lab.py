@@ -157,11 +157,13 @@ def test_a_slider_dragged_through_twenty_values_ends_in_one_run_the_right_one(pa
 
 @pytest.mark.slow
 def test_the_animation_of_a_dragged_slider(page, lab):
-    """README shows it: the slider moves to k = 20, and a whole run follows."""
+    """README shows it: the slider moves to k = 20, and a whole run follows, beside that of k = 1."""
     from PIL import Image
 
     press(lab.control("accumulation_steps"), "Home")
-    shots = []
+    until(lambda: "now: k = 1, b = 20: from" in lab.words("losses"))
+    lab.wait_for("finished")
+    shots = [lab.root.screenshot()]
     for steps in range(2, 21):
         drag(lab, ["ArrowRight"])
         if steps in (2, 5, 8, 12, 16, 20):
@@ -175,6 +177,7 @@ def test_the_animation_of_a_dragged_slider(page, lab):
     until(lambda: "now: k = 20, b = 20: from" in lab.words("losses"))
     lab.wait_for("finished")
     assert "update 300 of 300" in lab.status()
+    assert "before: k = 1, b = 20: from" in lab.words("losses")
     shots.append(lab.root.screenshot())
     images = [Image.open(io.BytesIO(shot)).convert("RGB") for shot in shots]
     images = [image.resize((640, round(640 * image.height / image.width))) for image in images]

@@ -69,7 +69,7 @@ def test_the_lab_fits_every_width_and_is_sharp(wide, ratio):
     until(lambda: "now: k = 50, b = 20: from" in lab.words("losses"))
     lab.wait_for("finished")
     lab.press("pin")
-    lab.press("more-views")
+    lab.show_more_views()
     until(lambda: lab.pinned().count() == 1)
     texts = lab.root.locator("button:visible, .gradlab-head, .gradlab-head *")
     heights = {}

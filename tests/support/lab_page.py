@@ -380,6 +380,12 @@ class Lab:
         button = self.root.locator(f"button.gradlab-{name}")
         press(self.seen(button) if button.count() else self.control(name), key)
 
+    def show_more_views(self, shown: bool = True) -> None:
+        """Show all views, or only the first ones."""
+        button = self.root.locator("button.gradlab-more-views")
+        if (button.get_attribute("aria-expanded") == "true") != shown:
+            press(button, "Enter")
+
     def choose(self, name: str, option: str) -> None:
         """Choose from a list by keyboard: its first letter, again and again, goes from name to
         name."""
