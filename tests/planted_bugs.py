@@ -1145,6 +1145,41 @@ BUGS = (
         "means[i] - means[i - 1]) ** 2 / 2",
         ("tests/browser/test_offline_training.py",),
     ),
+    Bug(
+        "memory_bar_holds_the_whole_batch",
+        "gradlab/lab/widget/layout.py",
+        '("held", size)',
+        '("held", batch)',
+        ("tests/lab/widget/test_lab_controls.py",),
+    ),
+    Bug(
+        "reset_leaves_the_lab_idle",
+        "gradlab/lab/widget/lab_controller.py",
+        "        self._page_messages.tell()\n        if self.layout.rerun.value:\n            self.start()\n",
+        "        self._page_messages.tell()\n",
+        ("tests/lab/widget/test_accumulation_lab.py",),
+    ),
+    Bug(
+        "listing_of_a_bug_is_another_bug",
+        "gradlab/lab/widget/course/bug_code.py",
+        "mean = clip(total / count * len(window) / k)",
+        "mean = clip(total / k)",
+        ("tests/lab/widget/course/test_bug_lab.py",),
+    ),
+    Bug(
+        "diagram_forgets_what_a_loop_writes",
+        "gradlab/drawing/graph_boxes.py",
+        "number for number, tensor in enumerate(inside.inputs) if _key(tensor) in changed",
+        "number for number, tensor in enumerate(inside.inputs) if not changed",
+        ("tests/drawing/test_graph_view.py",),
+    ),
+    Bug(
+        "lost_trainer_of_a_busy_machine_stays_lost",
+        "gradlab/lab/classroom/local_cluster.py",
+        "with dask.config.set(patience), cluster:",
+        "with cluster:",
+        ("tests/lab/classroom/test_local_cluster.py",),
+    ),
 )
 
 

@@ -127,9 +127,9 @@ def test_who_opens_notebook_00_sees_a_run_without_scrolling(browser, server):
     before = toy.inner_text()
     lab.press("accumulation_steps", "ArrowRight")
     until(lambda: toy.inner_text() != before)
-    for name in ("losses", "noise"):
+    for name, said in (("losses", "k = 6"), ("noise", "windows of 6")):
         words = lab.root.locator(f".gradlab-words-{name}")
-        until(lambda words=words: "k = 6" in words.inner_text(), words.inner_text)
+        until(lambda words=words, said=said: said in words.inner_text(), words.inner_text)
     close(page)
     end_kernel(server, "00_start_here.ipynb")
 
@@ -150,7 +150,8 @@ def out_of_sight(page) -> list[str]:
         }""",
         [
             "[data-control=accumulation_steps]",
-            *(f"[data-view={name}]" for name in ("toy", "losses", "accuracy")),
+            ".gradlab-status",
+            *(f"[data-view={name}]" for name in ("toy", "losses", "noise")),
         ],
     )
 

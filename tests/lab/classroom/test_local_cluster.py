@@ -66,6 +66,7 @@ def test_labs_with_the_key_get_in_and_nobody_else(address):
         assert losses_of_a_lab() == expected
 
 
+@pytest.mark.timeout(300)  # a worker that stays lost would be waited for without end
 def test_a_run_whose_workers_are_lost_begins_again_once(address):
     names = ("CA_FILE", "CLIENT__KEY", "CLIENT__CERT")
     keys = [os.environ[local_cluster.TLS + name] for name in names]
