@@ -50,7 +50,7 @@ def microbatched(
 ) -> Model:
     """Prepares a model to compute its batches one micro-batch at a time, with the same results.
 
-    `batch_size` keeps its meaning: the number of examples behind one update. In `fit` and
+    `batch_size` keeps its meaning: the number of examples in one update. In `fit` and
     `train_on_batch`, each batch is cut into micro-batches, whose gradients are summed, and the
     optimizer receives the large batch's gradient once. So `iterations`, learning-rate schedules,
     clipping, weight decay and moving averages are those of the large batch. So are losses and

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gradlab import _checks
 from gradlab.lab.experiments.experiment import Experiment
 
-BATCH = 10_000  # examples behind one update, for all seeds together: what a trainer holds at once
+BATCH = 10_000  # examples in one update, for all seeds together: what a trainer holds at once
 
 
 @dataclass(frozen=True)

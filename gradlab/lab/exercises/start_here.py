@@ -20,7 +20,7 @@ def effective_batch(answer: Any) -> None:
     }
     require_unlike(answer, mistakes)
     require_close(
-        answer, 256, "the effective batch", "and should be all the examples behind one update"
+        answer, 256, "the effective batch", "and should be all the examples in one update"
     )
 
 

@@ -102,7 +102,7 @@ class Experiment:
 
     @property
     def effective_batch(self) -> int:
-        """The effective batch B = T * k * b: the number of examples behind one update."""
+        """The effective batch B = T * k * b: the number of examples in one update."""
         return self.towers * self.accumulation_steps * self.microbatch_size
 
     @property
