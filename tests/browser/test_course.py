@@ -196,7 +196,7 @@ def test_a_lab_is_used_while_the_block_of_a_prediction_runs(browser, server, not
     """The kernel hears each message, and no traceback appears in the cell."""
     lab = "import gradlab\nlab = gradlab.AccumulationLab(rerun=False, updates=5, seeds=1)\nlab"
     write_notebook(notebooks / "block.ipynb", lab, WAIT_FOR_THE_LAB)
-    page = run_notebook(browser, server, "block.ipynb", "move k")
+    page = run_notebook(browser, server, "block.ipynb", "examples an update")
     page.locator(".jp-InputPrompt", has_text="[*]").wait_for()
     faults = page.locator("[data-mime-type='application/vnd.jupyter.stderr']")
     answers = page.locator(".gradlab-predict")
