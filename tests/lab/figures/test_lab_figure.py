@@ -2,16 +2,21 @@
 runs."""
 
 import dataclasses
+import io
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
+from matplotlib.lines import Line2D
 from matplotlib.quiver import Quiver
+from matplotlib.text import Text
+from PIL import Image
 from synthetic_results import synthetic
 
 from gradlab.lab.figures import curves, toy
 from gradlab.lab.figures.curves import Point
 from gradlab.lab.figures.lab_figure import VIEWS, Shown, lab_views
-from gradlab.lab.figures.style import STYLES, to_png
+from gradlab.lab.figures.style import STYLES, for_any_ground, to_png, to_small_png
 
 NOW, OTHER = synthetic(4), synthetic(8)
 EMPTY = Shown(NOW.experiment, "now")
@@ -160,3 +165,27 @@ def test_the_thick_arrow_points_where_the_update_leads():
     np.testing.assert_allclose([gradients.U.mean(), gradients.V.mean()], arrow)
     assert losses.get_lines()[1].get_ydata() == [descent.floor] * 2
     assert toy.describe(descent) in lab_views(shown).get_label()
+
+
+def contrast(color, ground: float) -> float:
+    """The contrast of a color with white (1.0) or black (0.0), as WCAG defines it."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(color)]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    lighter, darker = sorted((luminance, ground), reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def test_a_saved_picture_is_read_on_white_and_on_black():
+    before = [line.get_color() for line in lab_views(FULL).findobj(Line2D)]
+    figure = for_any_ground(lab_views(FULL))
+    after = [line.get_color() for line in figure.findobj(Line2D)]
+    assert STYLES[0]["color"] in after and "black" in before and "black" not in after
+    texts = [text for text in figure.findobj(Text) if text.get_text()]
+    assert len(texts) > 30
+    for text in texts:
+        assert min(contrast(text.get_color(), ground) for ground in (0.0, 1.0)) >= 4.5
+    picture = Image.open(io.BytesIO(to_small_png(figure))).convert("RGBA")
+    alpha = np.asarray(picture)[..., 3]
+    assert alpha[0, 0] == 0 and np.mean(alpha == 0) > 0.5 and alpha.max() >= 250
+    opaque = Image.open(io.BytesIO(to_small_png(lab_views(FULL)))).convert("RGBA")
+    assert np.asarray(opaque)[..., 3].min() == 255
