@@ -392,7 +392,7 @@ function showCharts({ model, el: root }) {
   }
 
   /**
-   * The page is told of a restart, and need not wait for an answer. A kernel that ends stops its runs, so its last
+   * The page is told of a restart, and does not wait for an answer. A kernel that ends stops its runs, so its last
    * answer may say that the run is over, after which nothing would be asked.
    */
   function disconnect() {
