@@ -157,7 +157,7 @@ class Layout:
         noise = f" · noise of the loss ÷ <b>{steps**0.5:.1f}</b>" if steps > 1 else ""
         self._batch.value = (
             f"{product} = <b>{e.effective_batch}</b> examples an update{noise}"
-            f"{memory_bar(e.microbatch_size, e.effective_batch)}"
+            f"{memory_bar(e.microbatch_size, e.effective_batch, e.towers)}"
         )
         self.switches["more"].description = f"Settings: {summary(e)}"
 
@@ -216,12 +216,13 @@ class Layout:
         return widgets.VBox(lines, layout={"overflow": "hidden"}).add_class("gradlab-lab")
 
 
-def memory_bar(size: int, batch: int) -> str:
+def memory_bar(size: int, batch: int, towers: int = 1) -> str:
     """A bar of the examples in memory at once, inside one of the effective batch, with a mark at the
-    room of an imagined card."""
+    room of an imagined card. Each tower has a card of its own."""
+    where = " on each device" if towers > 1 else ""
     whole = max(batch, ROOM)
     fits = "fit" if size <= ROOM else "do not fit"
-    words = f"{size} of {batch} examples are in memory at once; they {fits} on a card for {ROOM}"
+    words = f"{size} of {batch} examples are in memory at once{where}; they {fits} on a card for {ROOM}"
     parts = (("batch-outline", batch), ("held", size), ("room", ROOM))
     drawn = "".join(
         f'<span class="gradlab-{name}" style="width: {100 * part / whole:.1f}%"></span>'
@@ -229,7 +230,7 @@ def memory_bar(size: int, batch: int) -> str:
     )
     return (
         f'<span class="gradlab-memory" role="img" data-fits="{fits}" title="{words}" '
-        f'aria-label="{words}">{drawn}</span>{size} in memory at once'
+        f'aria-label="{words}">{drawn}</span>{size} in memory at once{where}'
     )
 
 

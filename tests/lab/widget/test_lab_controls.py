@@ -121,6 +121,11 @@ def test_the_bar_shows_what_is_in_memory_of_the_batch(make):
     assert bar()[1] == {"batch-outline": 40, "held": 40, "room": 100}
     widget(lab, "microbatch_size").value = 80
     assert bar()[0] == "80 of 80 examples are in memory at once; they do not fit on a card for 50"
+    widget(lab, "microbatch_size").value = 20
+    widget(lab, "method").value = "towers"
+    widget(lab, "towers").value = 2
+    wanted = "20 of 40 examples are in memory at once on each device; they fit on a card for 50"
+    assert bar()[0] == wanted
 
 
 def test_values_that_cannot_be_run_are_refused(make):

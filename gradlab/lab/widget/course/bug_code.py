@@ -60,4 +60,5 @@ def listing(suspected: str = "", hidden: str = "") -> str:
     elif suspected:
         number = SUSPECTS[suspected].number
         shown[number] = f"<mark>{shown[number]}</mark>"
-    return f"<pre>{chr(10).join(shown)}</pre>"
+    lines = "\n".join(shown)
+    return f"<pre>{lines}</pre>"
