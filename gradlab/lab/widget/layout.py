@@ -222,7 +222,9 @@ def memory_bar(size: int, batch: int, towers: int = 1) -> str:
     where = " on each device" if towers > 1 else ""
     whole = max(batch, ROOM)
     fits = "fit" if size <= ROOM else "do not fit"
-    words = f"{size} of {batch} examples are in memory at once{where}; they {fits} on a card for {ROOM}"
+    words = (
+        f"{size} of {batch} examples are in memory at once{where}; they {fits} on a card for {ROOM}"
+    )
     parts = (("batch-outline", batch), ("held", size), ("room", ROOM))
     drawn = "".join(
         f'<span class="gradlab-{name}" style="width: {100 * part / whole:.1f}%"></span>'
