@@ -47,8 +47,20 @@ def _check(possible: bool, otherwise: str) -> None:
         raise RuntimeError(otherwise)
 
 
-def _has_convolutions(network: Network) -> bool:
-    return len(network.input_shape) == 3 and network.layers[0][0] != "flatten"
+def _has_slow_xla(network: Network) -> bool:
+    """Whether XLA's convolutions run on a CPU."""
+    has_convolutions = len(network.input_shape) == 3 and network.layers[0][0] != "flatten"
+    return has_convolutions and not tf.config.list_logical_devices("GPU")
+
+
+def _on_gpu(way: Way) -> Way:
+    """A way that is measured only on a GPU, where Keras compiles with XLA unless told otherwise."""
+
+    def on_gpu(network, k, b, x, y):
+        _check(bool(tf.config.list_logical_devices("GPU")), "it is for GPUs")
+        return way(network, k, b, x, y)
+
+    return on_gpu
 
 
 def _losses(network: Network) -> tuple[list, Callable, keras.optimizers.Optimizer]:
@@ -104,7 +116,7 @@ def _your_function(in_flight: int = 1, xla: bool = False) -> Way:
 
     def way(network, k, b, x, y):
         _check(
-            not (xla and _has_convolutions(network) and not tf.config.list_logical_devices("GPU")),
+            not (xla and _has_slow_xla(network)),
             SLOW_XLA,
         )
         weights, losses, optimizer = _losses(network)
@@ -131,7 +143,7 @@ def _function_per_microbatch(xla: bool = False) -> Way:
     their mean."""
 
     def way(network, k, b, x, y):
-        _check(not (xla and _has_convolutions(network)), SLOW_XLA)
+        _check(not (xla and _has_slow_xla(network)), SLOW_XLA)
         return _loop_of_functions(network, k, b, x, y, xla)
 
     return way
@@ -188,7 +200,7 @@ def _in_fit(
     """
 
     def way(network, k, b, x, y):
-        _check(not (xla and _has_convolutions(network)), SLOW_XLA)
+        _check(not (xla and _has_slow_xla(network)), SLOW_XLA)
         accumulated = k if k_in_fit and k > 1 else None
         model = prepare(keras_model(network), b)
         model.compile(
@@ -293,8 +305,14 @@ def _seeds(count: int) -> Way:
 # The names are the keys of the recorded data, and the row labels of the tables. Each way has one or
 # more variants, of which the fastest counts.
 WAYS: Ways = {
-    "big batch in fit": {"": _in_fit(False, _plain)},
-    "gradlab in fit": {"": _in_fit(False, _microbatched())},
+    "big batch in fit": {
+        "": _in_fit(False, _plain),
+        "XLA": _on_gpu(_in_fit(False, _plain, xla=True)),
+    },
+    "gradlab in fit": {
+        "": _in_fit(False, _microbatched()),
+        "XLA": _on_gpu(_in_fit(False, _microbatched(), xla=True)),
+    },
     "gradlab in fit, 10 updates per execution": {"": _in_fit(False, _microbatched(), 10)},
     "gradlab in fit, one in flight": {"": _in_fit(False, _microbatched(in_flight=1))},
     "gradlab.Trainer": {"": trainer},

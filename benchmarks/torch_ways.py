@@ -7,6 +7,10 @@ from torch import nn
 
 from benchmarks.networks import EPSILON, PADDING, Network, Way, output_shape
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# As TensorFlow does it on a GPU, unless told otherwise
+torch.backends.cuda.matmul.allow_tf32 = True
+
 
 class _Masked(nn.Module):
     """A layer whose forward pass also takes which tokens are real, that is, not padding; None for
@@ -64,7 +68,8 @@ def module(network: Network) -> nn.Sequential:
     """Builds the network as a torch module. The images' channels come before their height and
     width."""
     layers = _modules(network.layers, network.input_shape)
-    return _TextReader(*layers) if network.reads_tokens else _Layers(*layers)
+    kind = _TextReader if network.reads_tokens else _Layers
+    return kind(*layers).to(DEVICE)
 
 
 def _modules(layers: tuple[tuple, ...], shape: tuple[int, ...]) -> list[nn.Module]:
@@ -113,7 +118,7 @@ def tensors(x: np.ndarray, y: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs and classes as `module` and the cross-entropy take them: images with the channels
     first."""
     x = x.transpose(0, 3, 1, 2).copy() if x.ndim == 4 else x
-    return torch.from_numpy(x), torch.from_numpy(y.astype("int64"))
+    return torch.from_numpy(x).to(DEVICE), torch.from_numpy(y.astype("int64")).to(DEVICE)
 
 
 def _loop(fused: bool = False, compiled: bool = False, channels_last: bool = False) -> Way:

@@ -58,9 +58,9 @@ def setup(
     most of their time compiling them again.
 
     Args:
-        towers: the number of towers. None: one for each GPU, or one on the CPU. If there are more
-            towers than GPUs, the CPU is divided into that many logical devices, so tower averaging
-            can be tried on any machine.
+        towers: the number of towers. None: one for each GPU, or one on the CPU. A GPU that was
+            divided into logical devices counts as that many. If there are more towers than GPUs,
+            the CPU is divided into logical devices, so tower averaging can be tried on any machine.
         threads: "auto"; "tensorflow" for TensorFlow's default; or the number of operations that may
             run at once.
         seed: seeds the random numbers of Python, NumPy and TensorFlow, and makes TensorFlow's
@@ -116,9 +116,12 @@ def _configure(towers: int | None, threads: int | str, seed: int | None) -> Runt
         if chosen is not None:
             tf.config.threading.set_intra_op_parallelism_threads(1)
             tf.config.threading.set_inter_op_parallelism_threads(chosen)
-        for gpu in gpus:
-            tf.config.experimental.set_memory_growth(gpu, True)
-        if towers is not None and towers > max(1, len(gpus)):
+        divided = {gpu: tf.config.get_logical_device_configuration(gpu) for gpu in gpus}
+        for gpu, parts in divided.items():
+            if parts is None:  # the parts of a divided GPU have their memory
+                tf.config.experimental.set_memory_growth(gpu, True)
+        logical = sum(1 if parts is None else len(parts) for parts in divided.values())
+        if towers is not None and towers > max(1, logical):
             cpu = tf.config.list_physical_devices("CPU")[0]
             tf.config.set_logical_device_configuration(
                 cpu, [tf.config.LogicalDeviceConfiguration()] * towers
@@ -133,7 +136,7 @@ def _configure(towers: int | None, threads: int | str, seed: int | None) -> Runt
             tf.keras.utils.set_random_seed(seed)
             tf.config.experimental.enable_op_determinism()
         return Runtime(
-            _devices(towers if towers is not None else max(1, len(gpus)), len(gpus)), chosen, seed
+            _devices(towers if towers is not None else max(1, logical), logical), chosen, seed
         )
 
 
