@@ -64,6 +64,10 @@ def pytest_configure(config):
     divides = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
     if not divides:  # the process that divides the tests among its workers needs no TensorFlow
         gradlab.setup(towers=3, seed=0)  # three towers on any machine, and repeatable numbers
+        import tensorflow as tf
+
+        # A GPU would otherwise round the factors of a float32 product to ten bits
+        tf.config.experimental.enable_tensor_float_32_execution(False)
     config.stash[CACHE] = folder = tempfile.TemporaryDirectory(prefix="gradlab-tests-")
     os.environ["GRADLAB_CACHE"] = folder.name  # runs that a user has kept neither help nor suffer
 

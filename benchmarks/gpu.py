@@ -7,9 +7,8 @@ too small, towers on one card, and networks of the size that people train there.
 """
 
 import argparse
+import contextlib
 import json
-import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -23,7 +22,8 @@ with runtime.without_startup_noise():
     import tensorflow as tf
 
 import gradlab
-from benchmarks import plan_error
+from benchmarks import plan_error, speed
+from benchmarks.tensorflow_ways import Clock
 from gradlab.measure.memory import MEBIBYTE
 
 GPU = "GPU:0"
@@ -120,9 +120,9 @@ def rounding() -> list[dict]:
                 for b in (None, *SIZES):
                     _, found = _change(build, b, jit, weights)
                     off = np.sqrt(sum(np.sum((a - c) ** 2) for a, c in zip(found, truth)))
-                    rows.append(
-                        {"model": name, "tf32": tf32, "xla": jit, "b": b, "error": off / length}
-                    )
+                    row = {"model": name, "tf32": tf32, "xla": jit, "b": b, "error": off / length}
+                    print(row, flush=True)
+                    rows.append(row)
         tf.config.experimental.enable_tensor_float_32_execution(True)
     return rows
 
@@ -179,8 +179,8 @@ def _data(model: keras.Model, examples: int) -> tuple[Any, Any]:
 
 
 def towers() -> dict:
-    """A static graph with two towers on two logical GPUs, and `fit` on two replicas there, each
-    beside one device."""
+    """Three updates of `fit` in micro-batches, on one device and on two replicas on two logical
+    GPUs of one card: the largest difference to the weights that the large batch gives."""
     gpu = tf.config.list_physical_devices("GPU")[0]
     tf.config.set_logical_device_configuration(
         gpu, [tf.config.LogicalDeviceConfiguration(memory_limit=4096)] * 2
@@ -206,22 +206,10 @@ def towers() -> dict:
         )  # fmt: skip
         return model.get_weights()
 
-    import contextlib
-
     one = trained(contextlib.nullcontext(), None)
     for name, scope in (("fit", contextlib.nullcontext()), ("fit on two", strategy.scope())):
         other = trained(scope, 4)
         found[name] = max(float(np.max(np.abs(a - c))) for a, c in zip(one, other, strict=True))
-    losses = {}
-    from gradlab.lab.experiments.training import train
-
-    for method, count in (("microbatched", 1), ("towers", 1), ("towers", 2), ("placeholders", 1)):
-        plan = gradlab.Experiment(
-            model="dense", method=method, towers=count, microbatch_size=10, accumulation_steps=2,
-            updates=20, eval_every=20,
-        )  # fmt: skip
-        losses[f"{method} {count}"] = [float(np.mean(one.losses)) for one in train(plan, seed=1)]
-    found["last losses"] = {name: values[-1] for name, values in losses.items()}
     return found
 
 
@@ -244,11 +232,10 @@ REAL: dict[str, tuple[Callable[[], keras.Model], int]] = {
     "VGG-16 at 224x224": (_vgg16, 256),
     "vision transformer, twelve blocks of 384, 224x224": (_vision_transformer, 256),
 }
-WAYS = ("big batch", "gradlab", "Keras option")
 
 
 def size(name: str, way: str, k: int, policy: str, rounds: int = 5) -> dict:
-    """Milliseconds per update and the allocator's peak of `fit` as it comes, in a batch of 256."""
+    """Milliseconds per update and the allocator's peak of `fit` without XLA, in a batch of 256."""
     gradlab.setup()
     keras.mixed_precision.set_dtype_policy(policy)
     build, examples = REAL[name]
@@ -259,7 +246,8 @@ def size(name: str, way: str, k: int, policy: str, rounds: int = 5) -> dict:
         model = gradlab.microbatched(model, b)
     accumulated = k if way == "Keras option" and k > 1 else None
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(1e-4, gradient_accumulation_steps=accumulated), loss)
+    optimizer = keras.optimizers.Adam(1e-4, gradient_accumulation_steps=accumulated)
+    model.compile(optimizer, loss, jit_compile=False)
     with tf.device(GPU):
         x = tf.random.stateless_uniform([b if accumulated else examples, 224, 224, 3], [0, 0])
         y = tf.zeros([len(x)], tf.int32)
@@ -273,45 +261,65 @@ def size(name: str, way: str, k: int, policy: str, rounds: int = 5) -> dict:
     first = time.perf_counter() - began
     took = []
     for _ in range(rounds):
-        clock = _Clock()
+        clock = Clock()
         model.fit(data, verbose=0, callbacks=[clock])
         took.append(1000 * clock.seconds / updates)
     peak = tf.config.experimental.get_memory_info(GPU)["peak"]
     return {
         "network": name, "way": way, "k": k, "policy": policy, "milliseconds": float(np.median(took)),
         "all": took, "first": first, "peak": peak / MEBIBYTE, "held": held / MEBIBYTE,
-        "xla": model.jit_compile,
     }  # fmt: skip
 
 
-class _Clock(keras.callbacks.Callback):
-    """Measures the seconds from the first step of a fit to the end of its last."""
-
-    def on_train_begin(self, logs=None):
-        self.seconds = -time.perf_counter()
-
-    def on_train_end(self, logs=None):
-        self.seconds += time.perf_counter()
+# --- the tables
 
 
-def sizes(policy: str) -> list[dict]:
-    """All ways and networks, each in a process of its own, in turn."""
-    rows = []
-    for name in REAL:
-        for way, k in [
-            ("big batch", 1), *[(w, k) for w in WAYS[1:] for k in (4, 32)], ("big batch", 1),
-        ]:  # fmt: skip
-            rows.append(_alone("size", name, way, str(k), policy))
-            print(json.dumps(rows[-1]), flush=True)
-    return rows
+def as_markdown(found: dict) -> str:
+    """Writes what was measured on a GPU.
 
-
-def _alone(*arguments: str) -> dict:
-    command = [sys.executable, "-m", "benchmarks.gpu", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        return {"asked": arguments, "error": done.stderr[-600:]}
-    return json.loads(done.stdout.splitlines()[-1])
+    Args:
+        found: the content of data/results/gpu.json.
+    """
+    plan = [{"network": row["network"], "b": row["b"], **row["found"]} for row in found["plan"]]
+    sizes = sorted({row["b"] for row in plan})
+    big = {row["network"]: row for row in found["size"] if row["k"] == 1}
+    lines = [
+        "**LeNet with dropout, 100 examples per update**",
+        "",
+        speed.as_table(found["speed"], "lenet"),
+        "",
+        "**Images of 224x224, 256 per update, Adam, in `fit`, without XLA**",
+        "",
+        "| network | way | k x b | ms per update (ratio) | peak, MiB |",
+        "| --- | --- | --- | ---: | ---: |",
+    ]
+    for row in found["size"]:
+        ratio = row["milliseconds"] / big[row["network"]]["milliseconds"]
+        shape = f"{row['k']} x {REAL[row['network']][1] // row['k']}"
+        lines.append(
+            f"| {row['network']}, {row['policy']} | {row['way']} | {shape} | "
+            f"{row['milliseconds']:.0f} ({ratio:.2f}) | {row['peak']:,.0f} |"
+        )
+    lines += ["", "**Peak of the allocator over the plan of memory, `fit` with Adam**", ""]
+    lines.append("| times the plan | " + " | ".join(f"b = {b}" for b in sizes) + " |")
+    lines.append("| --- |" + " ---: |" * len(sizes))
+    for name in plan_error.NETWORKS:
+        own = {row["b"]: row["measured"] / row["planned"] for row in plan if row["network"] == name}
+        lines.append(f"| {name} | " + " | ".join(f"{own[b]:.2f}" for b in sizes) + " |")
+    lines += [
+        "",
+        '**`microbatch_size="auto"` on a card of 2,048 MiB, 256 examples per update**',
+        "",
+        "| network | the whole batch at once | size found | weights |",
+        "| --- | --- | ---: | --- |",
+    ]
+    for row in found["auto"]:
+        same = "the same bits" if row["same bits as the size given"] else "other bits"
+        lines.append(
+            f"| {row['network']} | {row['the whole batch at once']} | {row['size']} | {same} as with "
+            "that size from the start |"
+        )
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -319,7 +327,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("part", choices=["rounding", "auto", "towers", "size", "sizes"])
+    parser.add_argument("part", choices=["rounding", "auto", "towers", "size"])
     parser.add_argument("arguments", nargs="*")
     asked = parser.parse_args()
     given = [int(one) if one.isdigit() else one for one in asked.arguments]

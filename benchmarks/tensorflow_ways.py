@@ -235,7 +235,7 @@ def trainer(network: Network, k: int, b: int, x: np.ndarray, y: np.ndarray) -> R
     return run
 
 
-class _Clock(keras.callbacks.Callback):
+class Clock(keras.callbacks.Callback):
     """Measures the seconds from the first step of a fit to its last.
 
     The time that tf.data takes before and after the steps is not part of the updates. At the end of
@@ -253,7 +253,7 @@ def _fit(model: keras.Model, batch_size: int, x: np.ndarray, y: np.ndarray) -> R
     def run(updates):
         # The updates are one epoch of a longer data set, so that they share the fixed cost at the
         # start of fit.
-        data, clock = (np.concatenate([x] * updates), np.concatenate([y] * updates)), _Clock()
+        data, clock = (np.concatenate([x] * updates), np.concatenate([y] * updates)), Clock()
         model.fit(
             *data, batch_size=batch_size, epochs=1, shuffle=False, verbose=0, callbacks=[clock]
         )

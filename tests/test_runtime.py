@@ -151,6 +151,22 @@ def test_the_same_seed_gives_the_same_bits_in_another_process():
     assert first.stdout == second.stdout, second.stderr
 
 
+def test_the_parts_of_a_divided_gpu_are_gpus():
+    done = python(
+        "import tensorflow as tf\n"
+        "devices = tf.config.list_physical_devices\n"
+        "def refuse(*_):  # as TensorFlow does for a divided GPU\n"
+        "    raise ValueError('Cannot set memory growth on device when virtual devices configured')\n"
+        "tf.config.list_physical_devices = lambda kind=None: ['card'] if kind == 'GPU' else devices(kind)\n"
+        "tf.config.get_logical_device_configuration = lambda device: ['one part', 'another']\n"
+        "tf.config.list_logical_devices = lambda kind: ['one part', 'another'] if kind == 'GPU' else []\n"
+        "tf.config.experimental.set_memory_growth = refuse\n"
+        "import gradlab\n"
+        "print(gradlab.setup().devices)\n"
+    )
+    assert "('/device:GPU:0', '/device:GPU:1')" in done.stdout, done.stderr
+
+
 @pytest.mark.gpu
 def test_towers_are_on_gpus_if_there_are_any():
     import tensorflow as tf

@@ -10,6 +10,10 @@ import gradlab
 gradlab.setup(threads=2)
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+if tf.config.list_physical_devices("GPU"):  # whose fastest kernels add in any order
+    tf.config.experimental.enable_op_determinism()
 
 rng = np.random.default_rng(0)
 x, y = rng.random((64, 16, 16, 16), np.float32), rng.integers(0, 10, 64)

@@ -278,7 +278,8 @@ def _variable() -> tf.Variable | None:
 
     def create():
         with tf.init_scope():
-            found.append(tf.Variable(0, trainable=False))
+            # TensorFlow keeps int32 variables on the CPU, where XLA on a GPU cannot read them
+            found.append(tf.Variable(0, trainable=False, dtype=tf.int64))
 
     # Another thread is in the scope of no strategy: replicas, which are traced one after the other,
     # cannot create a variable together here.
@@ -400,7 +401,15 @@ class Halves:
 
 def rounding(dtype: tf.DType) -> float:
     """The relative error to expect of sums of this type."""
-    return {tf.float16: 1e-2, tf.bfloat16: 6e-2}.get(dtype, 1e-4)
+    is_tf32 = dtype == tf.float32 and _multiplies_in_tf32()
+    return 1e-2 if is_tf32 else {tf.float16: 1e-2, tf.bfloat16: 6e-2}.get(dtype, 1e-4)
+
+
+def _multiplies_in_tf32() -> bool:
+    """Whether TensorFlow may round the factors of a product to TensorFloat-32, which has the ten
+    bits of float16. It does so on GPUs, unless told otherwise."""
+    on_gpu = bool(tf.config.list_logical_devices("GPU"))
+    return on_gpu and tf.config.experimental.tensor_float_32_execution_enabled()
 
 
 def moved(predictions: Any, is_moved: Any) -> Any:

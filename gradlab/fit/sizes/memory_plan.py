@@ -150,7 +150,10 @@ def plan_memory(
     several copies. On the CPU to which it was fitted, the peaks of ten networks with four sizes
     each were at most 15 % off (benchmarks/NOTES.md). Where TensorFlow does not use oneDNN by
     itself, a training takes up to twice as much, and the plan may be 40 % off; the environment
-    variable TF_ENABLE_ONEDNN_OPTS=1 turns oneDNN on. The plan has not been compared with a GPU's.
+    variable TF_ENABLE_ONEDNN_OPTS=1 turns oneDNN on. On a GPU the plan leaves out
+    the workspaces that cuDNN takes for convolutions. There the same networks took 0.99 to 1.06
+    times the plan with attention or mixing, 1.25 times with dense layers, and up to 4.04 times with
+    convolutions (benchmarks/RESULTS.md).
 
     Args:
         model: the model; its variables and those of the optimizer are created.

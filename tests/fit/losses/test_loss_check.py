@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import gradlab
+from gradlab.fit.losses import loss_check
 
 REFUSED = (tf.errors.InvalidArgumentError, ValueError)
 RNG = np.random.default_rng(0)
@@ -212,3 +213,27 @@ def test_what_the_model_draws_does_not_keep_its_loss_from_being_compared():
     model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1), Noise()])
     with pytest.raises(REFUSED, match="loss must give each example a loss that does not depend"):
         fit(model, X, Y, loss=loss)
+
+
+@pytest.mark.parametrize("is_tf32", [True, False])
+def test_a_mean_of_products_that_a_gpu_rounds(is_tf32, monkeypatch):
+    """What an H100 gave for a mean over three examples, over the first two and the last."""
+    config = loss_check.tf.config
+    monkeypatch.setattr(config, "list_logical_devices", lambda kind: ["GPU:0"])
+    monkeypatch.setattr(config.experimental, "tensor_float_32_execution_enabled", lambda: is_tf32)
+    numbers = {None: 0.00842080917, 0: 0.00640513049, 2: 0.0124593591}
+
+    def scalars(rows, _):
+        return tf.constant([numbers[None if rows is None else int(rows.start)]])
+
+    def is_wrong(is_mean):
+        near = [loss_check.rounding(tf.float32)]
+        return bool(loss_check.compare(scalars, tf.constant(3), [is_mean], lambda: near).wrong)
+
+    assert is_wrong(True) != is_tf32 and is_wrong(False)
+
+
+def test_xla_on_a_gpu_can_read_the_verdict():
+    """TensorFlow keeps variables of int32 on the CPU, where XLA on a GPU cannot read them."""
+    with tf.Graph().as_default():
+        assert loss_check._variable().dtype == tf.int64
