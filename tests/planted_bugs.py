@@ -1041,6 +1041,20 @@ BUGS = (
         ("tests/lab/widget/course/test_memory_bars.py",),
     ),
     Bug(
+        "the_film_of_memory_has_one_accumulator_too_many",
+        "gradlab/lab/widget/course/memory_film.py",
+        "(plan.accumulators if k > 1 else 0)",
+        "plan.accumulators",
+        ("tests/lab/widget/course/test_memory_film.py",),
+    ),
+    Bug(
+        "the_film_of_memory_skips_peaks",
+        "gradlab/lab/widget/course/memory_film.py",
+        "a + int(np.argmax(total[a:e]))",
+        "a",
+        ("tests/lab/widget/course/test_memory_film.py",),
+    ),
+    Bug(
         "game_shows_another_bug",
         "gradlab/lab/widget/course/bugs.py",
         'KNOWN["divided_by_k"].variants[1],',
