@@ -1041,6 +1041,20 @@ BUGS = (
         ("tests/lab/widget/course/test_memory_bars.py",),
     ),
     Bug(
+        "a_decision_beyond_the_noise_scale",
+        "gradlab/lab/widget/course/decide.py",
+        "k = min(wanted, most)",
+        "k = wanted",
+        ("tests/lab/widget/course/test_decide.py",),
+    ),
+    Bug(
+        "a_half_life_in_updates",
+        "gradlab/lab/widget/course/decide.py",
+        "beta_2 = known.beta_2**times",
+        "beta_2 = known.beta_2",
+        ("tests/lab/widget/course/test_decide.py",),
+    ),
+    Bug(
         "the_film_of_memory_has_one_accumulator_too_many",
         "gradlab/lab/widget/course/memory_film.py",
         "(plan.accumulators if k > 1 else 0)",
