@@ -3,11 +3,13 @@ That the right ones pass, the solutions show."""
 
 import importlib
 import inspect
+import json
 import pkgutil
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from paths import ROOT
 
 import gradlab
 from gradlab.lab import exercises
@@ -16,6 +18,7 @@ from gradlab.lab.exercises import (
     how_it_works,
     many_ways,
     memory,
+    pitfalls,
     require_choice,
     require_close,
     scale_out,
@@ -231,3 +234,24 @@ def test_hints_do_not_lead_away_or_give_away(capsys):
         whole_batch.can_be_accumulated(wrong)
         said.add(capsys.readouterr().out)
     assert len(said) == 1 and "on two micro-batches of two numbers" in said.pop()
+
+
+def test_a_loop_is_repaired_one_bug_at_a_time(capsys):
+    cells = json.loads((ROOT / "notebooks/solutions/07_pitfalls.ipynb").read_text())["cells"]
+    right = "".join(cells[-1]["source"])
+    for old, new, said in (
+        ("", "", "right"),
+        ("len(history)", "step - 1", "a bug: The learning-rate schedule counts micro-batches"),
+        (" or step == len(epoch)", "", "a bug: The micro-batches that are left at the end"),
+        ("total / seen", "total / seen * 2", "no known bug or pair of bugs"),
+        (
+            "    running, seen",
+            "    if problem.clip_norm:\n            raise NotImplementedError\n        running, seen",
+            "the audit cannot run your loop",
+        ),
+    ):
+        code = right.replace(old, new, 1) if old else right
+        exec(code, {"np": np, "check": pitfalls})
+        printed = capsys.readouterr().out
+        assert said in printed, (old, printed)
+        assert printed.startswith("right" if said == "right" else "not yet: ")

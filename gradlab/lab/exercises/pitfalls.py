@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from gradlab.auditing.audit import audit
 from gradlab.auditing.bugs import BUGS as KNOWN
 from gradlab.auditing.problem import Problem
 from gradlab.auditing.rules import LoopRules, trajectory
@@ -226,3 +227,16 @@ def _experiments(bug: str, seed: int, used: list[Evidence]) -> Callable[..., Evi
         return used[-1]
 
     return run
+
+
+@exercise
+def real_loop(answer: Any) -> None:
+    """A function: a problem -> the weights after each update, as `gradlab.audit` calls it."""
+    found = audit(answer, supports=("clip_norm", "schedule"))
+    count = len(found.findings)
+    if count:
+        first = found.findings[0]
+        number = "a bug" if count == 1 else f"{count} bugs, and first"
+        require(False, f"the audit finds {number}: {first.sentence} {first.evidence}")
+    refused = [why for why in found.skipped.values() if "does not support" not in why]
+    require(not refused, f"the audit cannot run your loop: {refused[:1]}")
