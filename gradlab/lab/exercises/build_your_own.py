@@ -1,0 +1,240 @@
+"""Checkers for the exercises of notebook 13: a loop of one's own, part by part, judged by the
+probes of the audit."""
+
+import html
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from gradlab.auditing.audit import audit, weights_of
+from gradlab.auditing.bugs import CORRECT, Hypothesis
+from gradlab.auditing.matching import first_difference
+from gradlab.auditing.models import Weights
+from gradlab.auditing.probes import PROBES, ProbeTraining
+from gradlab.auditing.problem import Problem
+from gradlab.auditing.rules import LoopRules
+from gradlab.lab.exercises import NotYet, exercise, filled, require
+
+# What a loop has to do, and the probes that show it.
+STEPS = {
+    "add up k micro-batches, and divide": ("full windows", "two layers", "embeddings"),
+    "weight by examples or tokens": ("a short micro-batch", "texts of different lengths"),
+    "update at the end of an epoch": ("a short window", "a short epoch"),
+    "one sum over all replicas": ("two replicas",),
+    "clip once, after averaging": ("clipping",),
+    "count updates, not micro-batches": ("a schedule", "momentum"),
+    "leave out a NaN": ("a NaN",),
+}
+SUPPORTS = "tokens", "clip_norm", "schedule", "momentum", "replicas"
+_PROBES = {probe.name: probe for probe in PROBES}
+_WITHOUT_NAN = Hypothesis(frozenset(), replace(LoopRules(), nonfinite="microbatch"))
+
+
+class Progress:
+    """A table of what a loop does right, one row for each of `STEPS`.
+
+    Args:
+        train: a function (problem) -> the weights after each update, as for `gradlab.audit`.
+
+    Example:
+        >>> Progress(lambda problem: [])    # doctest: +ELLIPSIS
+        red    add up k micro-batches, and divide
+        ...
+    """
+
+    def __init__(self, train: Callable[[Problem], list]):
+        self.green = {
+            step: all(not _fault(train, _PROBES[name]) for name in probes)
+            for step, probes in STEPS.items()
+        }
+
+    def __repr__(self) -> str:
+        return "\n".join(
+            f"{'green' if green else 'red':6} {step}" for step, green in self.green.items()
+        )
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f'<tr><td style="color: {"#009E73" if green else "#D55E00"}">'
+            f"<b>{'&#10003; green' if green else '&#10007; red'}</b></td>"
+            f'<td style="text-align: left">{html.escape(step)}</td></tr>'
+            for step, green in self.green.items()
+        )
+        return f"<table><tbody>{rows}</tbody></table>"
+
+
+def _fault(train: Callable[[Problem], list], probe: ProbeTraining) -> str:
+    """What is wrong in a probe, in a sentence; empty if the weights are the large batch's."""
+    where = f'in the training "{probe.name}"'
+    try:
+        found = weights_of(train, probe)
+    except NotYet as hint:
+        return str(hint)
+    except Exception as error:
+        first_line = (str(error).splitlines() or [""])[0]
+        return f"{where} your code raised {type(error).__name__}: {first_line}"
+    right = _WITHOUT_NAN if probe.name == "a NaN" else CORRECT
+    update = first_difference(probe.make(), found, None, probe.is_exact, right)
+    if update is None:
+        return ""
+    return f"{where} the weights differ from the right ones from update {update + 1} on"
+
+
+# --- the parts of a loop that is right
+
+
+def loop(problem: Problem, **parts: Callable) -> list[Weights]:
+    """A right loop, in which some parts are replaced.
+
+    Args:
+        problem: the training.
+        **parts: "windows", "add_up", "combined", "clipped" or "step", as in the notebook.
+    """
+    windows = parts.get("windows", _windows)
+    add_up = parts.get("add_up", _add_up)
+    combined = parts.get("combined", _combined)
+    clipped = parts.get("clipped", _clipped)
+    step = parts.get("step", _step)
+    weights = problem.weights
+    state: dict = {}
+    history: list[Weights] = []
+    for epoch in problem.epochs:
+        for window in filled(windows(epoch, problem.k * problem.replicas)):
+            shares = [window[i :: problem.replicas] for i in range(problem.replicas)]
+            sums = [filled(add_up(problem, weights, share)) for share in shares if share]
+            mean = filled(combined(sums))
+            gradient = filled(clipped(mean, problem.clip_norm or np.inf))
+            weights = filled(step(problem, weights, gradient, state, len(history)))
+            history.append(weights)
+    return history
+
+
+def _windows(epoch: list, size: int) -> list[list]:
+    return [epoch[start : start + size] for start in range(0, len(epoch), size)]
+
+
+def _add_up(problem: Problem, weights: Weights, window: list) -> tuple[Weights, float]:
+    total = {name: np.zeros(np.shape(value)) for name, value in weights.items()}
+    count = 0.0
+    for microbatch in window:
+        _, gradients = problem.gradients(weights, microbatch)
+        if all(np.isfinite(each).all() for each in gradients.values()):
+            size = problem.size(microbatch)
+            total = {name: total[name] + size * gradients[name] for name in total}
+            count += size
+    return total, count
+
+
+def _combined(sums: list[tuple[Weights, float]]) -> Weights:
+    examples = sum(count for _, count in sums)
+    return {
+        name: np.sum([total[name] for total, _ in sums], axis=0) / examples for name in sums[0][0]
+    }
+
+
+def _clipped(gradient: Weights, limit: float) -> Weights:
+    norm = np.sqrt(sum(np.sum(each**2) for each in gradient.values()))
+    return {name: each * min(1.0, limit / norm) for name, each in gradient.items()}
+
+
+def _step(
+    problem: Problem, weights: Weights, gradient: Weights, state: dict, number: int
+) -> Weights:
+    rate = problem.learning_rate(number)
+    for name, each in gradient.items():
+        keep = 0.9 if problem.optimizer == "momentum" else 0.0
+        state[name] = keep * state.get(name, 0.0) + each
+    return {name: weights[name] - rate * state[name] for name in weights}
+
+
+# --- the exercises
+
+
+def _judge(part: str, answer: Any, *steps: str) -> None:
+    require(answer is not None and answer is not ..., "the function is still missing")
+    require(callable(answer), f"your answer must be a function. Received: {answer!r:.80}")
+    train = lambda problem: loop(problem, **{part: answer})  # noqa: E731
+    for step in steps:
+        for name in STEPS[step]:
+            fault = _fault(train, _PROBES[name])
+            require(not fault, f"{fault} ({step})")
+
+
+@exercise
+def add_up(answer: Any) -> None:
+    """A function: (problem, weights, window) -> the sum of the gradients, and how much it holds."""
+    _judge("add_up", answer, "add up k micro-batches, and divide", "weight by examples or tokens")
+
+
+@exercise
+def windows(answer: Any) -> None:
+    """A function: (epoch, size) -> the windows of an epoch."""
+    _judge("windows", answer, "add up k micro-batches, and divide", "update at the end of an epoch")
+
+
+@exercise
+def combined(answer: Any) -> None:
+    """A function: (sums of the replicas) -> the mean over all their examples."""
+    _judge("combined", answer, "add up k micro-batches, and divide", "one sum over all replicas")
+
+
+@exercise
+def clipped(answer: Any) -> None:
+    """A function: (gradient, limit) -> the gradient with at most this global norm."""
+    _judge("clipped", answer, "add up k micro-batches, and divide", "clip once, after averaging")
+
+
+@exercise
+def step(answer: Any) -> None:
+    """A function: (problem, weights, gradient, state, number) -> the new weights."""
+    _judge("step", answer, "add up k micro-batches, and divide", "count updates, not micro-batches")
+
+
+@exercise
+def without_nan(answer: Any) -> None:
+    """A function: `add_up` that leaves out what is not finite."""
+    _judge("add_up", answer, *list(STEPS)[:2], "leave out a NaN")
+
+
+class _InHalf(Problem):
+    """A problem whose gradients come in half precision."""
+
+    def gradients(self, weights: Weights, microbatch: tuple) -> tuple[float, Weights]:
+        loss, gradients = super().gradients(weights, microbatch)
+        return loss, {name: each.astype(np.float16) for name, each in gradients.items()}
+
+
+@exercise
+def in_half(answer: Any) -> None:
+    """A function: `add_up` for gradients of float16."""
+    _judge("add_up", answer, *list(STEPS)[:2])
+    problem = _PROBES["a long window"].make()
+    [[(x, y), *rest]] = problem.epochs
+    window = [(np.repeat(x, 32, axis=0), np.repeat(y, 32, axis=0)), *rest]
+    half = _InHalf(problem.model, problem.weights, [window], problem.k)
+    total, _ = filled(answer(half, half.weights, window))
+    wanted, _ = _add_up(problem, problem.weights, window)  # of float64
+    for name, right in wanted.items():
+        found = np.asarray(total[name], np.float64)
+        require(
+            np.allclose(found, right, rtol=1e-6),
+            f"the sum of float16 gradients of {name} is {found.ravel()[0]:,.0f}, and should be "
+            f"{right.ravel()[0]:,.0f}: which type does your sum have?",
+        )
+
+
+@exercise
+def whole_loop(answer: Any) -> None:
+    """A function: (problem) -> the weights after each update, as `gradlab.audit` calls it."""
+    require(answer is not None and answer is not ..., "the function is still missing")
+    fault = _fault(answer, _PROBES["full windows"])
+    require(not fault, fault)
+    found = audit(answer, supports=SUPPORTS)
+    for one in found.findings:
+        require(False, f"the audit finds: {one.sentence} {one.evidence}")
+    refused = [why for why in found.skipped.values() if "does not support" not in why]
+    require(not refused, f"the audit cannot run your loop: {refused[:1]}")
+    fault = _fault(answer, _PROBES["a NaN"])
+    require(not fault, fault)

@@ -1,0 +1,83 @@
+"""The exercises of notebook 13: each usual mistake is red in its own step, and the parts that are right
+are green."""
+
+import numpy as np
+import pytest
+
+from gradlab.lab.exercises import build_your_own as build
+from gradlab.lab.exercises.build_your_own import STEPS, Progress, loop
+
+
+def means(problem, weights, window):
+    """Adds means, so a short micro-batch counts as much as a full one."""
+    found = [problem.gradients(weights, microbatch)[1] for microbatch in window]
+    found = [one for one in found if all(np.isfinite(each).all() for each in one.values())]
+    return {name: sum(each[name] for each in found) for name in weights}, len(found)
+
+
+def with_nan(problem, weights, window):
+    parts = [(problem.size(each), problem.gradients(weights, each)[1]) for each in window]
+    total = {name: sum(size * one[name] for size, one in parts) for name in weights}
+    return total, sum(size for size, _ in parts)
+
+
+def first_replica(sums):
+    total, count = sums[0]
+    return {name: each / count for name, each in total.items()}
+
+
+def full_windows(epoch, size):
+    return [epoch[i : i + size] for i in range(0, len(epoch) - size + 1, size)]
+
+
+def constant_rate(problem, weights, gradient, state, number):
+    return {name: weights[name] - problem.learning_rate(0) * gradient[name] for name in weights}
+
+
+MISTAKES = {
+    "weight by examples or tokens": ("add_up", means),
+    "update at the end of an epoch": ("windows", full_windows),
+    "one sum over all replicas": ("combined", first_replica),
+    "clip once, after averaging": ("clipped", lambda gradient, limit: gradient),
+    "count updates, not micro-batches": ("step", constant_rate),
+    "leave out a NaN": ("add_up", with_nan),
+}
+
+
+def test_the_loop_that_the_checkers_complete_is_right():
+    assert all(Progress(loop).green.values())
+    assert "red" in repr(Progress(lambda problem: [])) and "green" in repr(Progress(loop))
+    assert Progress(loop)._repr_html_().count("green") == len(STEPS)
+
+
+@pytest.mark.parametrize("step", MISTAKES)
+def test_a_mistake_is_red_in_its_step_only(step, capsys):
+    part, mistake = MISTAKES[step]
+    green = Progress(lambda problem: loop(problem, **{part: mistake})).green
+    # A sum that is not weighted is wrong wherever micro-batches differ
+    also = {"one sum over all replicas"} if mistake is means else set()
+    assert {name for name, is_green in green.items() if not is_green} == {step} | also
+    checker = "without_nan" if mistake is with_nan else part
+    getattr(build, checker)(mistake)
+    said = capsys.readouterr().out
+    assert said.startswith('not yet: in the training "') and f"({step})" in said
+    build.whole_loop(lambda problem: loop(problem, **{part: mistake}))
+    assert capsys.readouterr().out.startswith("not yet: ")
+
+
+def test_a_sum_in_half_precision_is_told_from_one_in_single(capsys):
+    build.in_half(build._add_up)
+    assert "is inf, and should be 131,135" in capsys.readouterr().out
+
+    def single(problem, weights, window):
+        total, count = dict.fromkeys(weights, np.float32(0)), 0.0
+        for microbatch in window:
+            _, gradients = problem.gradients(weights, microbatch)
+            size = problem.size(microbatch)
+            for name in total:
+                total[name] = total[name] + size * gradients[name].astype("float32")
+            count += size
+        return total, count
+
+    build.in_half(single)
+    assert capsys.readouterr().out == "right\n"
