@@ -1041,6 +1041,13 @@ BUGS = (
         ("tests/lab/widget/course/test_memory_bars.py",),
     ),
     Bug(
+        "a_step_that_is_always_green",
+        "gradlab/lab/exercises/build_your_own.py",
+        "    if update is None:",
+        "    if True:",
+        ("tests/lab/test_build_your_own.py",),
+    ),
+    Bug(
         "a_decision_beyond_the_noise_scale",
         "gradlab/lab/widget/course/decide.py",
         "k = min(wanted, most)",
