@@ -12,6 +12,7 @@ from gradlab.lab.widget.page import Page, live_beside_cells
 from gradlab.lab.widget.saved_page import image, standalone
 
 EFFICIENCY = 0.8  # the share of computing time that is wanted of several devices
+LOWEST_BETA_2 = 0.9  # below it, Adam's average holds a handful of updates
 RULES = "SGD", "Adam"
 LEFT, WIDTH, DECADES = 90, 550, 5  # of the drawing's axes, in its units and in powers of ten
 
@@ -101,8 +102,11 @@ def decide(known: Situation) -> Decision:
     p, noise = known.devices, known.noise_scale
     b = min(known.fits, max(1, int(noise // p)))
     why_b = f"the most that fits on a device is {known.fits}"
-    if b < known.fits:
-        why_b = f"{p} devices with more than {b} would exceed the noise scale of {noise:,.0f}"
+    if p > noise:
+        why_b = f"{p} devices with one example each exceed the noise scale of {noise:,g}: use fewer"
+    elif b < known.fits:
+        of_devices = "one device" if p == 1 else f"{p} devices"
+        why_b = f"{of_devices} with more than {b} would exceed the noise scale of {noise:,g}"
     wanted = _steps_for(known, b, EFFICIENCY)
     most = max(1, int(noise // (p * b)))
     k = min(wanted, most)
@@ -114,26 +118,40 @@ def decide(known: Situation) -> Decision:
     else:
         why_k = (
             f"{EFFICIENCY:.0%} of computing time would take k = {wanted:,}, a batch beyond the noise "
-            f"scale of {noise:,.0f}; so they compute {reached:.0%} of the time: use fewer devices or "
+            f"scale of {noise:,g}; so they compute {reached:.0%} of the time: use fewer devices or "
             "a faster link"
         )
+    if p * reached < 1:
+        why_k += ". This is slower than one device alone"
     batch = p * b * k
     times = batch / known.batch
     if known.optimizer == "SGD":
         rate = known.rate * (1 + noise / known.batch) / (1 + noise / batch)
-        why_rate = "in proportion to 1 / (1 + noise scale / batch)"
+        why_rate = f"in proportion to 1 / (1 + {noise:,g} / batch)"
     else:
         rate = known.rate * math.sqrt(times)
         why_rate = f"the tuned one times the square root of {batch:,} / {known.batch:,}"
+    beta_2, why_beta_2 = _beta_2(known, batch)
     reasons = {
         "b": why_b,
         "k": why_k,
         "batch": "devices x k x b",
         "rate": f"{why_rate}: try a few near it",
-        "beta_2": _why_beta_2(known, f"the tuned one to the power of {batch:,} / {known.batch:,}: the same half-life"),
-    }  # fmt: skip
-    beta_2 = known.beta_2**times
+        "beta_2": why_beta_2,
+    }
     return Decision(b, k, batch, rate, beta_2, reached, reasons)
+
+
+def _beta_2(known: Situation, batch: int) -> tuple[float, str]:
+    """Adam's beta_2 for a batch, and why."""
+    if known.optimizer == "SGD":
+        return known.beta_2, "SGD has none"
+    kept = known.beta_2 ** (batch / known.batch)
+    lowest = min(LOWEST_BETA_2, known.beta_2)
+    if kept < lowest:
+        return lowest, "the same half-life would be shorter than a few updates"
+    power = f"the tuned one to the power of {batch:,} / {known.batch:,}"
+    return kept, f"{power}: the same half-life"
 
 
 def _recipe(known: Situation) -> Decision:
@@ -141,19 +159,20 @@ def _recipe(known: Situation) -> Decision:
     share = -(-known.batch // known.devices)  # the examples of a device, at most
     k = -(-share // known.fits)
     b = -(-share // k)
-    reasons = {
-        "b": f"{k} parts of a device's {share:,} examples",
-        "k": f"the fewest parts of at most {known.fits}",
-        "batch": "the recipe's",
-        "rate": "the recipe's",
-        "beta_2": _why_beta_2(known, "the recipe's"),
-    }
     reached = _efficiency(known, b, k)
+    idle = known.devices - known.batch
+    reasons = {
+        "b": "a device's share of the batch" if k == 1 else f"{k} parts of a device's {share:,}",
+        "k": f"the fewest parts of at most {known.fits}",
+        "batch": "the recipe's"
+        if idle <= 0
+        else f"the recipe's; {idle} devices have nothing to do",
+        "rate": "the recipe's",
+        "beta_2": "the recipe's" if known.optimizer == "Adam" else "SGD has none",
+    }
+    if known.devices > 1:
+        reasons["k"] += f"; the devices compute {reached:.0%} of the time, and send the rest"
     return Decision(b, k, known.batch, known.rate, known.beta_2, reached, reasons)
-
-
-def _why_beta_2(known: Situation, otherwise: str) -> str:
-    return otherwise if known.optimizer == "Adam" else "SGD has none"
 
 
 def _all_reduce_seconds(known: Situation) -> float:
@@ -256,7 +275,7 @@ class Decide:
         b = 8: the most that fits on a device is 8
         k = 3: the devices then compute 81% of the time, and send the rest
         batch = 192: devices x k x b
-        rate = 0.00079: in proportion to 1 / (1 + noise scale / batch): try a few near it
+        rate = 0.00079: in proportion to 1 / (1 + 1,000 / batch): try a few near it
     """
 
     def __init__(self, **known: Any):

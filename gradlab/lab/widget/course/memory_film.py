@@ -68,7 +68,7 @@ def sentence(plan: MemoryPlan, batch: int, b: int, limit: float) -> str:
         end = _end(total, limit)
         if end == len(total):
             return "fits"
-        return f"does not fit: memory ends after {end / len(total):.0%} of the work"
+        return f"does not fit: memory runs out after {end / len(total):.0%} of the work"
 
     said = f"One large batch of {batch} needs {mib(whole.max())} MiB and {outcome(whole)}."
     if b < batch:
@@ -120,7 +120,7 @@ def svg(plan: MemoryPlan, batch: int, b: int, limit: float) -> str:
             )
     shapes += [
         f'<path d="M{x0 - 5:.1f} {TOP + HEIGHT - limit * scale - 5:.1f}l10 10m0 -10l-10 10" '
-        'stroke="#D00000" stroke-width="3"><title>memory ends here</title></path>'
+        'stroke="#D00000" stroke-width="3"><title>memory runs out here</title></path>'
         for x0 in {
             *([x[end]] if end < len(x) else []),
             *([line[broken][0]] if broken < len(line) else []),
@@ -183,7 +183,7 @@ class MemoryFilm:
     """Controls for the micro-batches of a window, and its memory against time.
 
     Areas are the parts of the window in micro-batches, the line is one large batch, the dashed line
-    is the card. A red cross is where memory ends; what would come after it is pale or dotted.
+    is the card. A red cross is where memory runs out; what would come after it is pale or dotted.
 
     Args:
         plans: what `gradlab.measure.memory.plan` returned, by a name for each.
@@ -204,7 +204,7 @@ class MemoryFilm:
         >>> model = keras.Sequential([keras.Input([2000]), keras.layers.Dense(2000), keras.layers.Dense(1)])
         >>> plan = memory.plan(model, "mse", "sgd", (np.zeros([1, 2000]), np.zeros([1, 1])))
         >>> MemoryFilm({"dense": plan}, batch=4096, b=16, limit_mib=64)    # doctest: +ELLIPSIS
-        One large batch of 4096 needs ... MiB and does not fit: memory ends after 0% of the work. 256 ...
+        One large batch of 4096 needs ... MiB and does not fit: memory runs out after 0% of the work. 256 ...
     """
 
     def __init__(

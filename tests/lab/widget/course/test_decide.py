@@ -42,6 +42,8 @@ def test_rate_and_half_life(batch):
     found = decide(adam)
     assert found.batch == batch
     assert found.rate == pytest.approx(0.001 * (batch / 256) ** 0.5)
+    if batch == 4096:
+        assert decide(Situation(**{**vars(adam), "beta_2": 0.95})).beta_2 == 0.9
     life = lambda beta_2, examples: examples * math.log(0.5) / math.log(beta_2)  # noqa: E731
     assert life(found.beta_2, batch) == pytest.approx(life(0.999, 256))
     sgd = decide(Situation(fits=batch, noise_scale=10_000, batch=256, rate=0.1, optimizer="SGD"))
@@ -56,6 +58,17 @@ def test_a_recipe_keeps_its_batch():
         found = decide(Situation(fits=fits, devices=devices, batch=batch, is_recipe=True))
         assert found.b <= fits and found.b * found.k * devices >= batch
         assert found.b * (found.k - 1) * devices < batch  # no micro-batch is left empty
+
+
+def test_what_is_wrong_with_a_situation_is_said():
+    many = decide(Situation(fits=8, devices=128, noise_scale=20))
+    assert many.b == 1 and "exceed the noise scale of 20: use fewer" in many.reasons["b"]
+    slow = decide(Situation(**EIGHT | {"gigabits": 0.1, "devices": 64}, noise_scale=100))
+    assert slow.reasons["k"].endswith("This is slower than one device alone")
+    idle = decide(Situation(fits=8, devices=128, batch=64, is_recipe=True))
+    assert idle.reasons["batch"] == "the recipe's; 64 devices have nothing to do"
+    recipe = decide(Situation(**EIGHT, batch=256, is_recipe=True))
+    assert "the devices compute 36% of the time" in recipe.reasons["k"]
 
 
 def test_controls_change_the_decision():
