@@ -1057,8 +1057,8 @@ BUGS = (
     Bug(
         "a_half_life_in_updates",
         "gradlab/lab/widget/course/decide.py",
-        "beta_2 = known.beta_2**times",
-        "beta_2 = known.beta_2",
+        "kept = known.beta_2 ** (batch / known.batch)",
+        "kept = known.beta_2",
         ("tests/lab/widget/course/test_decide.py",),
     ),
     Bug(

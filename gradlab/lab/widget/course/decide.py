@@ -99,38 +99,10 @@ def decide(known: Situation) -> Decision:
     """
     if known.is_recipe:
         return _recipe(known)
-    p, noise = known.devices, known.noise_scale
-    b = min(known.fits, max(1, int(noise // p)))
-    why_b = f"the most that fits on a device is {known.fits}"
-    if p > noise:
-        why_b = f"{p} devices with one example each exceed the noise scale of {noise:,g}: use fewer"
-    elif b < known.fits:
-        of_devices = "one device" if p == 1 else f"{p} devices"
-        why_b = f"{of_devices} with more than {b} would exceed the noise scale of {noise:,g}"
-    wanted = _steps_for(known, b, EFFICIENCY)
-    most = max(1, int(noise // (p * b)))
-    k = min(wanted, most)
-    reached = _efficiency(known, b, k)
-    if p == 1:
-        why_k = "on one device accumulation saves no time: stay at 1 while training is stable"
-    elif wanted <= most:
-        why_k = f"the devices then compute {reached:.0%} of the time, and send the rest"
-    else:
-        why_k = (
-            f"{EFFICIENCY:.0%} of computing time would take k = {wanted:,}, a batch beyond the noise "
-            f"scale of {noise:,g}; so they compute {reached:.0%} of the time: use fewer devices or "
-            "a faster link"
-        )
-    if p * reached < 1:
-        why_k += ". This is slower than one device alone"
-    batch = p * b * k
-    times = batch / known.batch
-    if known.optimizer == "SGD":
-        rate = known.rate * (1 + noise / known.batch) / (1 + noise / batch)
-        why_rate = f"in proportion to 1 / (1 + {noise:,g} / batch)"
-    else:
-        rate = known.rate * math.sqrt(times)
-        why_rate = f"the tuned one times the square root of {batch:,} / {known.batch:,}"
+    b, why_b = _size(known)
+    k, why_k = _steps(known, b)
+    batch = known.devices * k * b
+    rate, why_rate = _rate(known, batch)
     beta_2, why_beta_2 = _beta_2(known, batch)
     reasons = {
         "b": why_b,
@@ -139,7 +111,51 @@ def decide(known: Situation) -> Decision:
         "rate": f"{why_rate}: try a few near it",
         "beta_2": why_beta_2,
     }
-    return Decision(b, k, batch, rate, beta_2, reached, reasons)
+    return Decision(b, k, batch, rate, beta_2, _efficiency(known, b, k), reasons)
+
+
+def _size(known: Situation) -> tuple[int, str]:
+    """The micro-batch size, and why."""
+    p, noise = known.devices, known.noise_scale
+    if p > noise:
+        return (
+            1,
+            f"{p} devices with one example each exceed the noise scale of {noise:,g}: use fewer",
+        )
+    most = int(noise // p)
+    if most < known.fits:
+        devices = "one device" if p == 1 else f"{p} devices"
+        return most, f"{devices} with more than {most} would exceed the noise scale of {noise:,g}"
+    return known.fits, f"the most that fits on a device is {known.fits}"
+
+
+def _steps(known: Situation, b: int) -> tuple[int, str]:
+    """The micro-batches of a device in one update, and why."""
+    p, noise = known.devices, known.noise_scale
+    if p == 1:
+        return 1, "on one device accumulation saves no time: stay at 1 while training is stable"
+    wanted = _steps_for(known, b, EFFICIENCY)
+    most = max(1, int(noise // (p * b)))
+    k = min(wanted, most)
+    reached = _efficiency(known, b, k)
+    why = f"the devices then compute {reached:.0%} of the time, and send the rest"
+    if wanted > most:
+        why = (
+            f"{EFFICIENCY:.0%} of computing time would take k = {wanted:,}, a batch beyond the noise "
+            f"scale of {noise:,g}; so they compute {reached:.0%} of the time: use fewer devices or "
+            "a faster link"
+        )
+    return k, f"{why}. This is slower than one device alone" if p * reached < 1 else why
+
+
+def _rate(known: Situation, batch: int) -> tuple[float, str]:
+    """The learning rate for a batch, and why."""
+    noise = known.noise_scale
+    if known.optimizer == "SGD":
+        rate = known.rate * (1 + noise / known.batch) / (1 + noise / batch)
+        return rate, f"in proportion to 1 / (1 + {noise:,g} / batch)"
+    why = f"the tuned one times the square root of {batch:,} / {known.batch:,}"
+    return known.rate * math.sqrt(batch / known.batch), why
 
 
 def _beta_2(known: Situation, batch: int) -> tuple[float, str]:
