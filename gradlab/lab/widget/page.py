@@ -36,6 +36,15 @@ def live_beside_cells(view: widgets.Widget) -> None:
         answer_beside_cells(widget.comm)
 
 
+def below_controls(controls: list[widgets.Widget], shown: widgets.Widget) -> widgets.VBox:
+    """A box with controls, in as many columns as there is room for, and what they change below."""
+    rows = widgets.Layout(display="flex", flex_flow="row wrap")
+    box = widgets.Box(controls, layout=rows)
+    view = widgets.VBox([Page(layout={"display": "none"}), box, shown]).add_class("gradlab-lab")
+    live_beside_cells(view)
+    return view
+
+
 def call_after_cell(function: Callable[[], None]) -> bool:
     """Call a function once, when the cell that is running has ended. Returns False outside of
     IPython, where there is none."""

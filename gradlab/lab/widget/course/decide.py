@@ -8,7 +8,7 @@ from typing import Any
 import ipywidgets
 
 from gradlab import _checks
-from gradlab.lab.widget.page import Page, live_beside_cells
+from gradlab.lab.widget.page import below_controls
 from gradlab.lab.widget.saved_page import image, standalone
 
 EFFICIENCY = 0.8  # the share of computing time that is wanted of several devices
@@ -317,12 +317,7 @@ class Decide:
         self._html = ipywidgets.HTML()
         for control in self.controls.values():
             control.observe(self._draw, "value")
-        rows = ipywidgets.Layout(display="flex", flex_flow="row wrap")
-        controls = ipywidgets.Box(list(self.controls.values()), layout=rows)
-        self.view = ipywidgets.VBox(
-            [Page(layout={"display": "none"}), controls, self._html]
-        ).add_class("gradlab-lab")
-        live_beside_cells(self.view)
+        self.view = below_controls(list(self.controls.values()), self._html)
         self._draw()
 
     def _draw(self, change: dict | None = None) -> None:

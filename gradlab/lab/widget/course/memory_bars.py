@@ -20,7 +20,7 @@ from gradlab.lab.widget.course.memory_count import (
     mib,
     sentence,
 )
-from gradlab.lab.widget.page import Page, live_beside_cells
+from gradlab.lab.widget.page import below_controls
 from gradlab.lab.widget.saved_page import image, standalone
 
 COLORS = ("#0072B2", "#D55E00", "#CC79A7", "#009E73", "#E69F00")
@@ -212,14 +212,8 @@ class MemoryBars:
         self._preset.observe(self._load, "value")
         for control in (*self._controls.values(), self._limit):
             control.observe(self._read, "value")
-        columns = ipywidgets.Layout(display="flex", flex_flow="row wrap")
-        controls = ipywidgets.Box(
-            [self._preset, self._limit, *self._controls.values()], layout=columns
-        )
-        self.view = ipywidgets.VBox(
-            [Page(layout={"display": "none"}), controls, self._html]
-        ).add_class("gradlab-lab")
-        live_beside_cells(self.view)
+        controls = [self._preset, self._limit, *self._controls.values()]
+        self.view = below_controls(controls, self._html)
         self._draw()
 
     @property

@@ -11,7 +11,7 @@ import numpy as np
 from gradlab.fit.sizes.memory_plan import MemoryPlan
 from gradlab.lab.widget.course.memory_bars import COLORS
 from gradlab.lab.widget.course.memory_count import MIB, PARTS, mib
-from gradlab.lab.widget.page import Page, live_beside_cells
+from gradlab.lab.widget.page import below_controls
 from gradlab.lab.widget.saved_page import image, standalone
 
 WIDTH, HEIGHT, LEFT, TOP = 560, 200, 84, 18  # of the drawing's axes, in its units
@@ -239,12 +239,7 @@ class MemoryFilm:
         }
         for control in self.controls.values():
             control.observe(self._draw, "value")
-        rows = ipywidgets.Layout(display="flex", flex_flow="row wrap")
-        controls = ipywidgets.Box(list(self.controls.values()), layout=rows)
-        self.view = ipywidgets.VBox(
-            [Page(layout={"display": "none"}), controls, self._html]
-        ).add_class("gradlab-lab")
-        live_beside_cells(self.view)
+        self.view = below_controls(list(self.controls.values()), self._html)
         self._draw()
 
     def _settings(self) -> tuple[MemoryPlan, int, int, float]:
