@@ -112,7 +112,9 @@ def variables(name: str, values: Collection) -> None:
             )
 
 
-def one_of(name: str, value: Any, known: Collection[str]) -> None:
-    """Raise ValueError, with the list of known names, unless the value is one of them."""
-    if not isinstance(value, str) or value not in tuple(known):
-        raise ValueError(f"{name} must be one of {', '.join(known)}. Received: {value!r}")
+def one_of(name: str, value: Any, known: Collection[str] | Collection[float]) -> None:
+    """Raise ValueError, with the list of known names or numbers, unless the value is one of
+    them."""
+    if not isinstance(value, (str, int, float)) or value not in tuple(known):
+        listed = ", ".join(map(str, known))
+        raise ValueError(f"{name} must be one of {listed}. Received: {value!r}")

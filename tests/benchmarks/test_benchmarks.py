@@ -21,6 +21,7 @@ from benchmarks import (
     tokens,
     whole_batch,
 )
+from gradlab.fit.sizes import memory_room
 from gradlab.lab.figures import plots
 
 CELLS = [
@@ -143,14 +144,16 @@ def test_the_published_plans():
     assert all(len(row["peaks"]) == plan_error.PROCESSES for row in found["plan"])
 
 
-def test_the_tables_of_a_gpu():
+def test_the_tables_of_a_gpu(monkeypatch):
     found = json.loads((report.JSON.parent / "gpu.json").read_text())
     tables = gpu.as_markdown(found)
     assert f"<!-- gpu -->\n{tables}\n<!-- /gpu -->" in report.RESULTS.read_text()
     assert "| gradlab | 32 x 8 | 319 (1.52) | 5,337 |" in tables
-    # What the docstring of the plan and the margin on a GPU say
+    # What the docstring of the plan says, and that the margin on a GPU holds the worst of them
     times = [row["found"]["measured"] / row["found"]["planned"] for row in found["plan"]]
-    assert min(times) > 0.98 and 4.0 < max(times) < 4.2
+    assert round(min(times), 2) == 0.99 and round(max(times), 2) == 4.04
+    monkeypatch.setattr(memory_room.tf.config, "list_logical_devices", lambda kind: ["GPU:0"])
+    assert memory_room.times_planned() > max(times)
 
 
 @pytest.mark.slow

@@ -1,6 +1,8 @@
 """The exercises of notebook 13: each usual mistake is red in its own step, and the parts that are right
 are green."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -60,7 +62,7 @@ def test_a_mistake_is_red_in_its_step_only(step, capsys):
     checker = "without_nan" if mistake is with_nan else part
     getattr(build, checker)(mistake)
     said = capsys.readouterr().out
-    assert said.startswith('not yet: in the training "')
+    assert said.startswith('not yet: in the training run "')
     build.whole_loop(lambda problem: loop(problem, **{part: mistake}))
     assert capsys.readouterr().out.startswith("not yet: ")
 
@@ -146,7 +148,7 @@ def test_what_cannot_be_used_is_said(part, answer, said, capsys, recwarn):
 
 def test_a_window_in_which_nothing_is_finite_makes_no_update():
     problem = build._PROBES["a NaN"].make()
-    alone = build.replace(problem, k=1)
+    alone = replace(problem, k=1)
     history = loop(alone)
     assert len(history) == 11  # of twelve micro-batches
     assert all(np.isfinite(value).all() for weights in history for value in weights.values())

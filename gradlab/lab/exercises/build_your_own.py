@@ -76,7 +76,7 @@ class Progress:
 
 def _fault(train: Callable[[Problem], list], probe: ProbeTraining) -> str:
     """What is wrong in a probe, in a sentence; empty if the weights are the large batch's."""
-    where = f'in the training "{probe.name}"'
+    where = f'in the training run "{probe.name}"'
     try:
         with np.errstate(all="ignore"):  # a warning would show lines of the parts that are right
             found = weights_of(train, probe)
@@ -101,7 +101,7 @@ def loop(problem: Problem, **parts: Callable) -> list[Weights]:
     """A right loop, in which some parts are replaced.
 
     Args:
-        problem: the training.
+        problem: the training run.
         **parts: "windows", "add_up", "combined", "clipped" or "step", as in the notebook.
     """
     windows = parts.get("windows", _windows)
@@ -174,10 +174,11 @@ def _step(
 
 
 def _judge(part: str, answer: Any, *steps: str) -> None:
+    """Try a part in the training runs of the first step, which every loop has to pass, and of these."""
     require(answer is not None and answer is not ..., "the function is still missing")
     require(callable(answer), f"your answer must be a function. Received: {answer!r:.80}")
     train = lambda problem: loop(problem, **{part: answer})  # noqa: E731
-    for step in steps:
+    for step in (next(iter(STEPS)), *steps):
         for name in STEPS[step]:
             fault = _fault(train, _PROBES[name])
             require(not fault, fault)
@@ -186,37 +187,37 @@ def _judge(part: str, answer: Any, *steps: str) -> None:
 @exercise
 def add_up(answer: Any) -> None:
     """A function: (problem, weights, window) -> the sum of the gradients, and how much it holds."""
-    _judge("add_up", answer, "add up k micro-batches, and divide", "weight by examples or tokens")
+    _judge("add_up", answer, "weight by examples or tokens")
 
 
 @exercise
 def windows(answer: Any) -> None:
     """A function: (epoch, size) -> the windows of an epoch."""
-    _judge("windows", answer, "add up k micro-batches, and divide", "update at the end of an epoch")
+    _judge("windows", answer, "update at the end of an epoch")
 
 
 @exercise
 def combined(answer: Any) -> None:
     """A function: (sums of the replicas) -> the mean over all their examples."""
-    _judge("combined", answer, "add up k micro-batches, and divide", "one sum over all replicas")
+    _judge("combined", answer, "one sum over all replicas")
 
 
 @exercise
 def clipped(answer: Any) -> None:
     """A function: (gradient, limit) -> the gradient with at most this global norm."""
-    _judge("clipped", answer, "add up k micro-batches, and divide", "clip once, after averaging")
+    _judge("clipped", answer, "clip once, after averaging")
 
 
 @exercise
 def step(answer: Any) -> None:
     """A function: (problem, weights, gradient, state, number) -> the new weights."""
-    _judge("step", answer, "add up k micro-batches, and divide", "count updates, not micro-batches")
+    _judge("step", answer, "count updates, not micro-batches")
 
 
 @exercise
 def without_nan(answer: Any) -> None:
     """A function: `add_up` that leaves out what is not finite."""
-    _judge("add_up", answer, *list(STEPS)[:2], "leave out a NaN")
+    _judge("add_up", answer, "weight by examples or tokens", "leave out a NaN")
     problem = _PROBES["full windows"].make()
     window = problem.epochs[0][:3]
     bad = _WithInfinity(problem.model, problem.weights, problem.epochs, problem.k)
@@ -256,7 +257,7 @@ class _InHalf(Problem):
 @exercise
 def in_half(answer: Any) -> None:
     """A function: `add_up` for gradients of float16."""
-    _judge("add_up", answer, *list(STEPS)[:2])
+    _judge("add_up", answer, "weight by examples or tokens")
     problem = _PROBES["a long window"].make()
     [[(x, y), *rest]] = problem.epochs
     window = [(np.repeat(x, 32, axis=0), np.repeat(y, 32, axis=0)), *rest]

@@ -19,7 +19,7 @@ LEFT, WIDTH, DECADES = 90, 550, 5  # of the drawing's axes, in its units and in 
 
 @dataclass(frozen=True)
 class Situation:
-    """What is known before a training.
+    """What is known before a training run.
 
     Attributes:
         fits: the most examples whose activations fit on a device.
@@ -84,7 +84,7 @@ def decide(known: Situation) -> Decision:
     """The rules of the notebooks 11 and 12, in one place.
 
     - b is what fits, unless one micro-batch on each device would exceed the noise scale.
-    - k is 1 on one device; on several, it is the smallest at which they compute for 80 % of the
+    - k is 1 on one device; on several, it is the smallest at which they compute for 80% of the
       time, as long as the batch does not exceed the noise scale. A recipe's batch is kept.
     - The rate follows the noise-scale paper for SGD (https://arxiv.org/abs/1812.06162) and the
       square-root rule for Adam (https://arxiv.org/abs/2205.10287); beta_2 keeps its half-life in
@@ -301,9 +301,7 @@ class Decide:
         self.controls: dict[str, Any] = {}
         for name, (label, choices) in _CHOICES.items():
             value = getattr(situation, name)
-            if value not in choices:
-                listed = ", ".join(map(str, choices))
-                raise ValueError(f"{name} must be one of {listed}. Received: {value!r}")
+            _checks.one_of(name, value, choices)
             kind = ipywidgets.SelectionSlider if len(choices) > 4 else ipywidgets.Dropdown
             self.controls[name] = kind(
                 options=choices, value=value, description=label, style=_STYLE, layout=_LAYOUT

@@ -190,20 +190,13 @@ class MemoryBars:
         self, preset: str = "VGG-16 without top, 96x96", limit_gib: float = 0.5, **settings: Any
     ):
         _checks.one_of("preset", preset, PRESETS)
-        if limit_gib not in LIMITS:
-            raise ValueError(
-                f"limit_gib must be one of {', '.join(map(str, LIMITS))}. Received: {limit_gib!r}"
-            )
+        _checks.one_of("limit_gib", limit_gib, LIMITS)
         known = [field.name for field in fields(Training)]
         for name in settings:
             _checks.one_of("a setting", name, known)
         self.training = replace(PRESETS[preset], **settings)
         for name, choices in CHOICES.items():
-            if getattr(self.training, name) not in choices:
-                listed = ", ".join(map(str, choices))
-                raise ValueError(
-                    f"{name} must be one of {listed}. Received: {getattr(self.training, name)!r}"
-                )
+            _checks.one_of(name, getattr(self.training, name), choices)
         self._html = ipywidgets.HTML()
         self._controls = _controls(self.training)
         self._preset = _dropdown("model", list(PRESETS), preset)

@@ -8,6 +8,7 @@ from typing import Any
 import ipywidgets
 import numpy as np
 
+from gradlab import _checks
 from gradlab.fit.sizes.memory_plan import MemoryPlan
 from gradlab.lab.widget.course.memory_bars import COLORS
 from gradlab.lab.widget.course.memory_count import MIB, PARTS, mib
@@ -173,12 +174,6 @@ def _axes(limit: float, scale: float, k: int) -> list[str]:
     ]
 
 
-def _check(name: str, value: Any, choices: list[int]) -> None:
-    if value not in choices:
-        listed = ", ".join(map(str, choices))
-        raise ValueError(f"{name} must be one of {listed}. Received: {value!r}")
-
-
 class MemoryFilm:
     """Controls for the micro-batches of a window, and its memory against time.
 
@@ -216,10 +211,10 @@ class MemoryFilm:
     ):
         if not plans:
             raise ValueError(f"plans must contain a plan. Received: {plans!r}")
-        _check("batch", batch, BATCHES)
+        _checks.one_of("batch", batch, BATCHES)
         sizes = [size for size in BATCHES if size <= batch]
-        _check("b", b, sizes)
-        _check("limit_mib", limit_mib, LIMITS)
+        _checks.one_of("b", b, sizes)
+        _checks.one_of("limit_mib", limit_mib, LIMITS)
         self._plans = dict(plans)
         self._batch = batch
         self._html = ipywidgets.HTML()
