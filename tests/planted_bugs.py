@@ -806,6 +806,20 @@ BUGS = (
         ("tests/fit/sizes/test_auto_size.py",),
     ),
     Bug(
+        "a_short_batch_counts_as_a_whole_one_in_the_logs",
+        "gradlab/fit/metrics/window_metrics.py",
+        "update_state(outcome.loss, sample_weight=examples)",
+        "update_state(outcome.loss)",
+        ("tests/fit/test_callbacks.py",),
+    ),
+    Bug(
+        "a_margin_of_a_cpu_on_a_gpu",
+        "gradlab/fit/sizes/memory_room.py",
+        "        return 4.2",
+        "        return 1.25",
+        ("tests/benchmarks/test_benchmarks.py",),
+    ),
+    Bug(
         "a_gpu_does_not_round_products",
         "gradlab/fit/losses/loss_check.py",
         "return 1e-2 if is_tf32 else",
