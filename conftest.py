@@ -27,6 +27,7 @@ BROWSER = "tests/browser/"
 PAGES_OF_THEIR_OWN = (f"{BROWSER}test_course.py", f"{BROWSER}test_classroom.py")
 # Their cells train for long. `make test-slow` runs them.
 LONG_NOTEBOOKS = ("05", "08", "09", "10", "11", "12")
+KERAS_SUITE = "tests/keras_suite/"  # one test runs several hundred of Keras' own
 SERVERS = ("tests/lab/classroom/test_attacks.py",)  # whose tests share a server
 
 
@@ -79,7 +80,9 @@ def pytest_unconfigure(config):
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks
 def pytest_collection_modifyitems(items):
     # The largest units of work come first: one that came last would end long after all others.
-    items.sort(key=lambda item: not _waits(item.nodeid.split("::")[0]))
+    items.sort(
+        key=lambda item: (KERAS_SUITE not in item.nodeid, not _waits(item.nodeid.split("::")[0]))
+    )
     for item in items:
         if hasattr(item, "output_timeout"):
             # Nbval waits 5 seconds for each message, which is too short on a busy machine

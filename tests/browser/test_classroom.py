@@ -43,6 +43,14 @@ def classroom(tmp_path):
         yield start
 
 
+def short_run(lab: Lab) -> Lab:
+    """Make the run that a page begins with a short one, and wait for its end."""
+    lab.wait_for("running")
+    lab.set_budget(20)
+    until(lambda: re.search("finished.*update 20 of 20,", lab.status()), lab.status)
+    return lab
+
+
 def long_run(lab: Lab) -> None:
     """Start a run that is under way until it is stopped."""
     lab.set_budget(50_000)
@@ -64,13 +72,12 @@ def the_busy_one(processes: set[int]) -> int:
 
 def test_visitors_share_the_trainers_and_leave_nothing_behind(classroom, browser):
     server = classroom("--trainers=1", "--visitors=2", *ENDLESS)
-    one = server.page(browser)
-    one.wait_for("finished")
+    one = short_run(server.page(browser))
     one.page.screenshot(path=SCREENSHOTS / "classroom.png")
     assert not one.page.evaluate(SCROLLS), "all of it must fit in the window"
     one.press("accumulation_steps", "ArrowRight")
     until(lambda: "6 × 20 = 120" in one.text("batch"))
-    until(lambda: "now: k = 6, b = 20: from" in one.words("losses"), one.status)
+    until(lambda: "now: k = 6, b = 20, updates = 20: from" in one.words("losses"), one.status)
     one.wait_for("finished")
     with one.page.expect_download() as download:
         one.press("csv")
@@ -98,8 +105,8 @@ def test_visitors_share_the_trainers_and_leave_nothing_behind(classroom, browser
     third.context.close()
 
     one.page.reload()  # its run ends, and the other one's begins
-    other.wait_for("finished")
-    Lab(one.page).wait_for("finished")
+    short_run(other)
+    short_run(Lab(one.page))
     one.page.context.close()
     other.page.context.close()
     ready = server.kernels()
@@ -111,14 +118,14 @@ def test_a_lost_trainer_and_a_lost_server(classroom, browser):
     server = classroom("--trainers=2", *ENDLESS)
     lab, other = server.page(browser), server.page(browser)
     for each in (lab, other):
-        each.wait_for("finished")
+        short_run(each)
     before = server.trainers()
     long_run(lab)
     busy = the_busy_one(before)
     os.kill(busy, signal.SIGKILL)
     lab.wait_for("a worker was lost: another repeats the run, and goes on")
     other.press("accumulation_steps", "ArrowRight")
-    until(lambda: "now: k = 6, b = 20: from" in other.words("losses"), other.status)
+    until(lambda: "now: k = 6, b = 20, updates = 20: from" in other.words("losses"), other.status)
     other.wait_for("finished")
     until(lambda: len(server.trainers()) == 2)
     assert busy not in server.trainers()
@@ -131,8 +138,7 @@ def test_a_lost_trainer_and_a_lost_server(classroom, browser):
     until(lambda: "No answer from the kernel" in lab.text("lost"))
     again = classroom(port=server.port)
     lab.page.reload()
-    fresh = Lab(lab.page)
-    fresh.wait_for("finished")
+    short_run(Lab(lab.page))
     again.stop()
     for each in (lab, other):
         each.page.context.close()
@@ -181,7 +187,7 @@ def test_a_killed_browser_and_a_lost_network_leave_nothing_behind(classroom, bro
     for pid in pids_with("--gradlab-is-killed"):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    lab.wait_for("finished")
+    short_run(lab)
 
     command = [sys.executable, "-c", SILENT, str(server.port)]
     silent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -201,13 +207,14 @@ def test_a_killed_browser_and_a_lost_network_leave_nothing_behind(classroom, bro
 
 def test_an_idle_visitor_is_told_and_released(classroom, browser):
     server = classroom("--trainers=1", "--visitors=1", "--idle=3")
-    lab = server.page(browser)
+    lab = short_run(server.page(browser))
     lab.wait_for("released after 0.05 minutes without a run: reload the page to go on")
     lab.page.screenshot(path=SCREENSHOTS / "classroom_idle.png")
-    other = server.page(browser)  # the place is free, although the first page is still open
+    # The place is free, although the first page is still open
+    other = short_run(server.page(browser))
     other.wait_for("released")
     lab.page.reload()
-    Lab(lab.page).wait_for("finished")
+    short_run(Lab(lab.page))
     for each in (lab, other):
         each.page.context.close()
 
@@ -216,8 +223,7 @@ def test_a_classroom_on_a_cluster_survives_a_worker_and_the_scheduler(classroom,
     cluster = DaskProcesses(tmp_path, workers=2)
     try:
         server = classroom("--trainers=2", *ENDLESS, f"--dask={cluster.address}")
-        lab = server.page(browser)
-        lab.wait_for("finished")
+        lab = short_run(server.page(browser))
         assert not server.trainers()
         long_run(lab)
         with Client(cluster.address) as client:
@@ -288,7 +294,7 @@ def test_visitors_need_the_token_and_reach_nothing_else(classroom, browser):
     page.goto(address, wait_until="domcontentloaded")
     assert page.locator(".gradlab-lab").count() == 0  # a login page
     lab = server.page(browser, f"?token={token}")
-    lab.wait_for("finished")
+    lab.wait_for("running")
     kernel = lab.page.evaluate(
         "JSON.parse(document.getElementById('jupyter-config-data').textContent).kernelId"
     )

@@ -13,6 +13,7 @@ ends after the seconds of the setting `GONE`.
 """
 
 import pathlib
+import signal
 from collections import Counter
 from functools import partial
 from typing import Any, ClassVar
@@ -158,4 +159,17 @@ class ClassroomApp(Voila):
             "max_body_size": BYTES,
         }
         self.app.listen = partial(self.app.listen, **patience)
+        end_at_ctrl_c(IOLoop.current())
         super().listen()
+
+
+def end_at_ctrl_c(loop: IOLoop) -> None:
+    """Lets Ctrl-C end the loop after what it is at. Python's KeyboardInterrupt is lost, and the
+    server goes on, when it comes while an object is deleted: the sockets of a page that is closed,
+    say."""
+
+    def end(*_: Any) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a second one does not wait
+        loop.add_callback(loop.stop)
+
+    signal.signal(signal.SIGINT, end)
