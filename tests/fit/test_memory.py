@@ -43,10 +43,10 @@ def least(micro_batches, updates, limit):
 )
 def test_a_window_needs_one_example_and_one_accumulator_however_long_it_is():
     """VGG-16 with micro-batches of one example; every process trains on the same number of them."""
-    one, parameters = growth(0, 16)
+    one, parameters = growth(0, 4)
     limit = 1.15 * (one + parameters)  # an accumulator is as large as the parameters
-    short = least(8, 16, limit)
-    long = least(128, 1, min(limit, 1.05 * short))
+    short = least(8, 4, limit)
+    long = least(32, 1, min(limit, 1.05 * short))
     assert short <= limit and long <= limit, (one, parameters, short, long)
     assert long <= 1.05 * short, (one, parameters, short, long)
 

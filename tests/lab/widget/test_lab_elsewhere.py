@@ -250,7 +250,7 @@ def cluster():
 
 @pytest.mark.slow
 def test_a_dask_cluster_that_loses_a_worker_repeats_the_run(make, cluster):
-    lab = make(executor=cluster, updates=6000, seeds=1, eval_every=2000)
+    lab = make(executor=cluster, updates=3000, seeds=1, eval_every=1000)
     pids = cluster.run(os.getpid)
     lab.run()
     wait_until(lambda: updates_made(lab) > 5)
@@ -267,7 +267,7 @@ def test_a_cluster_by_its_address_loses_a_worker_and_its_scheduler(make, tmp_pat
     cluster = DaskProcesses(tmp_path, workers=2)
     monkeypatch.setenv(DASK, cluster.address)
     try:
-        lab = make(updates=6000, seeds=1, eval_every=2000)
+        lab = make(updates=3000, seeds=1, eval_every=1000)
         lab.run()
         wait_until(lambda: updates_made(lab) > 5)
         with Client(cluster.address, set_as_default=False) as client:
