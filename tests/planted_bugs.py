@@ -424,6 +424,22 @@ BUGS = (
         "finite or skip",
     ),
     Bug(
+        "losses_of_a_batch_count_what_was_left_out",
+        "gradlab/fit/microbatched.py",
+        "outcome, outcome.examples)",
+        "outcome, examples_of(batch[0]))",
+        ("tests/fit/test_skip_nonfinite.py",),
+        "left",
+    ),
+    Bug(
+        "skipped_of_all_epochs_together",
+        "gradlab/fit/microbatched.py",
+        "        self._skipped.reset_state()\n",
+        "",
+        ("tests/fit/test_skip_nonfinite.py",),
+        "count",
+    ),
+    Bug(
         "divided_by_examples_that_were_left_out",
         "gradlab/fit/program/window_program.py",
         "and replicas == 1 and not self._loop.skip_nonfinite:",

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from gradlab import _checks
 from gradlab._batches import as_tensor, examples_of, map_tensors
 from gradlab.fit import keras_private as internals
 from gradlab.fit.evaluation import WindowEvaluation, predict_in_microbatches
@@ -28,6 +29,7 @@ from gradlab.fit.program.input_checks import (
     check_lengths,
     check_no_accumulation,
     check_preparable,
+    check_skips,
     check_stateless,
     graph_errors,
     one_sentence_errors,
@@ -38,6 +40,7 @@ from gradlab.fit.sizes.auto_size import AutoSize, checked_size
 from gradlab.fit.sizes.auto_steps import AutoSteps
 
 Model = TypeVar("Model", bound=keras.Model)
+SKIPPED = "skipped"  # the name in the logs
 
 
 def microbatched(
@@ -47,6 +50,7 @@ def microbatched(
     memory: float | None = None,
     in_flight: int | str = "auto",
     batch_losses: str | dict[str, str] | None = None,
+    skip_nonfinite: bool = False,
 ) -> Model:
     """Prepares a model to compute its batches one micro-batch at a time, with the same results.
 
@@ -105,6 +109,10 @@ def microbatched(
             from `add_loss` in a layer, from a `compute_loss` of the model's own, or from a function
             that returns a scalar. None: a function is computed over the whole batch, in two passes;
             the others are refused, except for Keras' activity regularizers, which are known.
+        skip_nonfinite: leave out micro-batches whose loss or gradient contains NaN or inf: the
+            update, losses and metrics are those of the batch without their examples. A batch of
+            which nothing is left changes nothing. The logs have one entry more, "skipped": how many
+            micro-batches of the epoch were left out. False: the weights become NaN, as in Keras.
 
     Returns:
         The same model. Its attributes `microbatch_size` and `in_flight` are the numbers, or None
@@ -128,8 +136,9 @@ def microbatched(
     microbatch_size = checked_size(microbatch_size, memory)
     check_in_flight(in_flight)
     check_batch_losses(batch_losses)
+    _checks.boolean("skip_nonfinite", skip_nonfinite)
     check_preparable(model)
-    _Steps(model, microbatch_size, memory, in_flight, batch_losses).install()
+    _Steps(model, microbatch_size, memory, in_flight, batch_losses, skip_nonfinite).install()
     return model
 
 
@@ -147,6 +156,7 @@ class _Steps:
         memory: float | None,
         in_flight: int | str,
         batch_losses: str | dict[str, str] | None,
+        skip_nonfinite: bool,
     ):
         self._model = model
         self._in_flight = in_flight
@@ -155,6 +165,7 @@ class _Steps:
         self._forward_in_flight = 1 if is_open else in_flight
         self._is_quiet = True
         self._batch_losses = batch_losses
+        self._skipped: Any = keras.metrics.Sum(SKIPPED) if skip_nonfinite else None
         self._targets: Any = None
         self._label_rules: list[tuple] = []
         self._auto = AutoSize(memory, self._show_choice) if microbatch_size == "auto" else None
@@ -173,6 +184,7 @@ class _Steps:
             "train_step",
         ]
         names += [name for name in ("test_step", "predict_step") if not has_own(self._model, name)]
+        names += [] if self._skipped is None else ["reset_metrics"]
         self._own = {name: self._of_instance(name) for name in names}
         for name in names:
             object.__setattr__(self._model, name, self._method(name))
@@ -213,6 +225,8 @@ class _Steps:
         if self._auto is not None:
             self._auto.forget()
         check_no_accumulation(model.optimizer)
+        if self._skipped is not None:
+            check_skips(model)
         loss, loss_weights = internals.compiled_loss(model)
         if isinstance(loss, WholeBatch):
             internals.never_build_loss(model)
@@ -237,6 +251,7 @@ class _Steps:
             size,
             in_flight=self._in_flight,
             jit=jit,
+            skip_nonfinite=self._skipped is not None,
             norms=False,
             with_metrics=True,
             updates_started=None if self._auto is None else self._auto.updates_started,
@@ -388,7 +403,21 @@ class _Steps:
         if not model.trainable_weights:
             warnings.warn("The model does not have any trainable weights.", stacklevel=2)
         outcome = self._update(*batch)
-        return logs_of(model, self._update.objective, outcome, examples_of(batch[0]))
+        logs = logs_of(model, self._update.objective, outcome, outcome.examples)
+        if self._skipped is None:
+            return logs
+        if SKIPPED in logs:
+            raise ValueError(
+                "With skip_nonfinite, no metric may have the name of what it counts. Received: "
+                f"{SKIPPED}"
+            )
+        self._skipped.update_state(outcome.skipped)
+        return logs | {SKIPPED: self._skipped.result()}
+
+    def reset_metrics(self) -> None:
+        """Lets metrics begin anew, as at the beginning of an epoch."""
+        self._original("reset_metrics")()
+        self._skipped.reset_state()
 
     def test_step(self, data: Any) -> dict:
         """Evaluates one batch."""

@@ -438,6 +438,16 @@ def test_a_metric_of_variables_and_examples_is_named():
         model.fit(X, Y, **FIT)
 
 
+def test_a_metric_of_the_logits_reads_no_variables(recwarn):
+    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(3, "softmax")])
+    entropy = keras.metrics.SparseCategoricalCrossentropy(name="entropy")
+    gradlab.microbatched(model, 3).compile(
+        "sgd", "sparse_categorical_crossentropy", metrics=[entropy]
+    )
+    model.fit(np.ones([8, 2]), np.arange(8) % 3, **FIT)
+    assert not [one for one in recwarn if "reads variables" in str(one.message)]
+
+
 class Reads(keras.Model):
     """Needs a number, in its own code or in that of a branch."""
 

@@ -148,7 +148,7 @@ def plan_metrics(
         in_loss: the ids of the variables that the model's own `compute_loss` assigned.
         logs: what it returned.
         reads: a function (tensor) -> whether it depends on other variables, other than through the
-            predictions; None in an evaluation, which has no update.
+            forward pass; None in an evaluation, which has no update.
         of_data, of_metrics: functions (tensor) -> whether it depends on the batch, or on the
             metrics' variables.
     """

@@ -27,6 +27,31 @@ def check_no_accumulation(optimizer: Any) -> None:
         )
 
 
+def check_no_loss_scale(optimizer: Any) -> None:
+    """Raises ValueError for an optimizer that needs what `skip_nonfinite` leaves out."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise ValueError(
+            "skip_nonfinite must be False with a LossScaleOptimizer, which learns its scale from "
+            "what is not finite. Received: True"
+        )
+
+
+def check_skips(model: keras.Model) -> None:
+    """Raises ValueError for a compiled model whose batches cannot do without a micro-batch."""
+    check_no_loss_scale(model.optimizer)
+    replicas = model.distribute_strategy.num_replicas_in_sync
+    if replicas > 1:
+        raise ValueError(
+            "skip_nonfinite must be False on several replicas: gradlab.Trainer leaves out "
+            f"micro-batches there. Received: True, on {replicas} replicas"
+        )
+    if has_own(model, "compute_metrics"):
+        raise ValueError(
+            "skip_nonfinite must be False for a model with a compute_metrics of its own, whose "
+            f"results count every micro-batch. Received: {type(model).__name__}.compute_metrics"
+        )
+
+
 def check_fit(model: keras.Model, asked: Mapping[str, Any]) -> None:
     """Raises ValueError for arguments of `fit` that it does not allow, as far as it shows before
     the first batch."""

@@ -92,6 +92,12 @@ def trace_forward(
         with scope:
             y_pred = internals.outputs_of(model, x, training)
         in_call = set(scope.assigned)
+        # Keras' cross-entropies read the logits, from which a softmax was computed
+        of_forward_pass = [
+            tensor
+            for operation in tf.compat.v1.get_default_graph().get_operations()
+            for tensor in operation.outputs
+        ]
         if with_metrics:  # some of which are only created for the first predictions
             internals.build_compiled(model, batch, y_pred, training)
             new = [v for v in model.metrics_variables if id(v) not in before]
@@ -111,7 +117,7 @@ def trace_forward(
             metric_ids = {id(variable) for variable in model.metrics_variables}
             of_metrics = [before[key] for key in metric_ids if key in before]
             metrics = Dependence(of_metrics)
-            until = [*tf.nest.flatten(y_pred, expand_composites=True), *of_metrics]
+            until = [*of_forward_pass, *of_metrics]
             reads = Dependence([], until=until, types=("ReadVariableOp",))
             plan = plan_metrics(
                 model, scope, before, in_loss, logs, from_data, metrics, reads if training else None

@@ -28,6 +28,8 @@ class Outcome(NamedTuple):
         loss: the loss of the large batch over all replicas, regularization included, a scalar.
         term_losses: the loss of each output over all replicas, before loss weights.
         logs: what the model's own `compute_metrics` returned, by name; None for the losses.
+        examples: the number of examples of this replica, without those of micro-batches that are
+            left out, a scalar.
         skipped: the number of micro-batches left out on all replicas, a scalar.
         losses: the losses of this replica's micro-batches, shape (micro-batches,). A loss over the
             whole batch counts with its value for the whole batch.
@@ -42,6 +44,7 @@ class Outcome(NamedTuple):
     loss: tf.Tensor
     term_losses: list
     logs: dict
+    examples: tf.Tensor
     skipped: tf.Tensor
     losses: tf.Tensor
     weights: tf.Tensor
@@ -303,6 +306,7 @@ class WindowUpdate:
             loss=loss + tf.cast(regularization, dtype),
             term_losses=term_losses,
             logs=window.logs,
+            examples=window.examples,
             skipped=totals["skipped"],
             losses=sums.losses / scale,
             weights=sums.weights,

@@ -120,6 +120,29 @@ class LossSums:
         return carry
 
 
+class Examples:
+    """The number of examples of the micro-batches that count.
+
+    Args:
+        dtype: the type in which they are added up.
+    """
+
+    def __init__(self, dtype: tf.DType):
+        self._dtype = dtype
+
+    def init(self) -> tf.Tensor:
+        """0."""
+        return tf.zeros([], self._dtype)
+
+    def update(self, carry: tf.Tensor, result: ForwardPass) -> tf.Tensor:
+        """The number with those of the micro-batch."""
+        return carry + tf.cast(result.examples, self._dtype)
+
+    def finish(self, carry: tf.Tensor) -> tf.Tensor:
+        """The number over the window."""
+        return carry
+
+
 class Logs:
     """What the model's own `compute_metrics` returns."""
 

@@ -28,6 +28,7 @@ from gradlab.fit.program.window_accumulators import (
     Accumulator,
     AssignedVariables,
     BatchStatistics,
+    Examples,
     ForwardPass,
     Logs,
     LossSums,
@@ -44,6 +45,7 @@ class WindowSums(NamedTuple):
         variables: the values of the variables that the forward passes assign, after the window.
         statistics: those for the moving averages of batch normalization.
         losses: for each term of the loss: (the sum of its totals, the sum of its divisors).
+        examples: the number of examples, without those of micro-batches that are left out.
         logs: what the model's own `compute_metrics` returned, by name; None for the losses.
         weight_scale: the number by which weights were divided while gradients were summed.
         is_mean: whether that makes the sums of gradients means already.
@@ -56,6 +58,7 @@ class WindowSums(NamedTuple):
     variables: list
     statistics: list
     losses: list
+    examples: tf.Tensor
     logs: dict
     weight_scale: Any
     is_mean: bool
@@ -231,6 +234,7 @@ class WindowProgram:
             "variables": AssignedVariables(plan.state),
             "statistics": BatchStatistics(plan.state.averages, dtype),
             "losses": LossSums(len(plan.divisor_kinds), dtype),
+            "examples": Examples(dtype),
             "logs": Logs(plan.traced.metrics),
         }
         forward = self._forward(window, beside, between.losses)

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from gradlab import _checks
 from gradlab.fit.keras_private import has_own
-from gradlab.fit.program.input_checks import check_no_accumulation
+from gradlab.fit.program.input_checks import check_no_accumulation, check_no_loss_scale
 from gradlab.fit.program.precut import GIVEN
 
 
@@ -51,11 +51,8 @@ def check_model(
             f"{kind} must be made in the strategy's scope: `with strategy.scope():`. Received: "
             f"{owner.name}, made outside of {type(strategy).__name__}'s"
         )
-    if skip_nonfinite and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        raise ValueError(
-            "skip_nonfinite must be False with a LossScaleOptimizer, which learns its scale from "
-            f"what is not finite. Received: {skip_nonfinite!r}"
-        )
+    if skip_nonfinite:
+        check_no_loss_scale(optimizer)
 
 
 def check_options(
