@@ -19,6 +19,7 @@ from gradlab.fit.evaluation import WindowEvaluation, predict_in_microbatches
 from gradlab.fit.keras_private import has_own
 from gradlab.fit.losses.loss_terms import Objective
 from gradlab.fit.losses.whole_batch import WholeBatch
+from gradlab.fit.metrics.epoch_metrics import EpochNoiseScale, Skipped
 from gradlab.fit.metrics.window_metrics import logs_of
 from gradlab.fit.program.compiled_step import in_one_call, types_of
 from gradlab.fit.program.input_checks import (
@@ -28,19 +29,21 @@ from gradlab.fit.program.input_checks import (
     check_labels,
     check_lengths,
     check_no_accumulation,
+    check_one_replica,
     check_preparable,
     check_skips,
     check_stateless,
+    check_windows,
     graph_errors,
     one_sentence_errors,
 )
+from gradlab.fit.program.plan import check_noise
 from gradlab.fit.program.precut import join
 from gradlab.fit.program.update import WindowUpdate
 from gradlab.fit.sizes.auto_size import AutoSize, checked_size
 from gradlab.fit.sizes.auto_steps import AutoSteps
 
 Model = TypeVar("Model", bound=keras.Model)
-SKIPPED = "skipped"  # the name in the logs
 
 
 def microbatched(
@@ -51,6 +54,7 @@ def microbatched(
     in_flight: int | str = "auto",
     batch_losses: str | dict[str, str] | None = None,
     skip_nonfinite: bool = False,
+    noise_scale: bool = False,
 ) -> Model:
     """Prepares a model to compute its batches one micro-batch at a time, with the same results.
 
@@ -113,6 +117,10 @@ def microbatched(
             update, losses and metrics are those of the batch without their examples. A batch of
             which nothing is left changes nothing. The logs have one entry more, "skipped": how many
             micro-batches of the epoch were left out. False: the weights become NaN, as in Keras.
+        noise_scale: measure the gradient noise scale, as `gradlab.gradient_noise_scale` does. The
+            logs have one entry more, "noise_scale": its value over the updates of the epoch so far,
+            in examples; inf where it cannot be told from infinity, NaN before a batch of two
+            micro-batches or more.
 
     Returns:
         The same model. Its attributes `microbatch_size` and `in_flight` are the numbers, or None
@@ -137,8 +145,11 @@ def microbatched(
     check_in_flight(in_flight)
     check_batch_losses(batch_losses)
     _checks.boolean("skip_nonfinite", skip_nonfinite)
+    _checks.boolean("noise_scale", noise_scale)
     check_preparable(model)
-    _Steps(model, microbatch_size, memory, in_flight, batch_losses, skip_nonfinite).install()
+    _Steps(
+        model, microbatch_size, memory, in_flight, batch_losses, skip_nonfinite, noise_scale
+    ).install()
     return model
 
 
@@ -157,6 +168,7 @@ class _Steps:
         in_flight: int | str,
         batch_losses: str | dict[str, str] | None,
         skip_nonfinite: bool,
+        noise_scale: bool,
     ):
         self._model = model
         self._in_flight = in_flight
@@ -165,7 +177,10 @@ class _Steps:
         self._forward_in_flight = 1 if is_open else in_flight
         self._is_quiet = True
         self._batch_losses = batch_losses
-        self._skipped: Any = keras.metrics.Sum(SKIPPED) if skip_nonfinite else None
+        self._skips = skip_nonfinite
+        self._measures_noise = noise_scale
+        self._of_epoch: list = [Skipped()] if skip_nonfinite else []
+        self._of_epoch += [EpochNoiseScale()] if noise_scale else []
         self._targets: Any = None
         self._label_rules: list[tuple] = []
         self._auto = AutoSize(memory, self._show_choice) if microbatch_size == "auto" else None
@@ -184,7 +199,7 @@ class _Steps:
             "train_step",
         ]
         names += [name for name in ("test_step", "predict_step") if not has_own(self._model, name)]
-        names += [] if self._skipped is None else ["reset_metrics"]
+        names += ["reset_metrics"] if self._of_epoch else []
         self._own = {name: self._of_instance(name) for name in names}
         for name in names:
             object.__setattr__(self._model, name, self._method(name))
@@ -225,8 +240,10 @@ class _Steps:
         if self._auto is not None:
             self._auto.forget()
         check_no_accumulation(model.optimizer)
-        if self._skipped is not None:
+        if self._skips:
             check_skips(model)
+        if self._measures_noise:
+            check_one_replica(model, "noise_scale")
         loss, loss_weights = internals.compiled_loss(model)
         if isinstance(loss, WholeBatch):
             internals.never_build_loss(model)
@@ -251,8 +268,9 @@ class _Steps:
             size,
             in_flight=self._in_flight,
             jit=jit,
-            skip_nonfinite=self._skipped is not None,
-            norms=False,
+            skip_nonfinite=self._skips,
+            norms=self._measures_noise,
+            check_plan=check_noise if self._measures_noise else None,
             with_metrics=True,
             updates_started=None if self._auto is None else self._auto.updates_started,
         )
@@ -264,6 +282,8 @@ class _Steps:
         asked = dict(zip(inspect.signature(keras.Model.fit).parameters, (None, *args))) | kwargs
         self._is_quiet = not asked.get("verbose", "auto")
         check_fit(self._model, asked)
+        if self._measures_noise:
+            check_windows(asked, self._microbatch_size)
         y = asked.get("y")
         in_memory = all(isinstance(part, (np.ndarray, tf.Tensor)) for part in tf.nest.flatten(y))
         # The labels of a dataset are checked batch by batch
@@ -404,20 +424,21 @@ class _Steps:
             warnings.warn("The model does not have any trainable weights.", stacklevel=2)
         outcome = self._update(*batch)
         logs = logs_of(model, self._update.objective, outcome, outcome.examples)
-        if self._skipped is None:
-            return logs
-        if SKIPPED in logs:
-            raise ValueError(
-                "With skip_nonfinite, no metric may have the name of what it counts. Received: "
-                f"{SKIPPED}"
-            )
-        self._skipped.update_state(outcome.skipped)
-        return logs | {SKIPPED: self._skipped.result()}
+        for metric in self._of_epoch:
+            if metric.name in logs:
+                raise ValueError(
+                    "A metric must not have the name of what gradlab adds to the logs. Received: "
+                    f"{metric.name}"
+                )
+            metric.update_state(outcome)
+            logs[metric.name] = metric.result()
+        return logs
 
     def reset_metrics(self) -> None:
         """Lets metrics begin anew, as at the beginning of an epoch."""
         self._original("reset_metrics")()
-        self._skipped.reset_state()
+        for metric in self._of_epoch:
+            metric.reset_state()
 
     def test_step(self, data: Any) -> dict:
         """Evaluates one batch."""

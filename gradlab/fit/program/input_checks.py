@@ -36,19 +36,37 @@ def check_no_loss_scale(optimizer: Any) -> None:
         )
 
 
-def check_skips(model: keras.Model) -> None:
-    """Raises ValueError for a compiled model whose batches cannot do without a micro-batch."""
-    check_no_loss_scale(model.optimizer)
+def check_one_replica(model: keras.Model, option: str) -> None:
+    """Raises ValueError for a model on several replicas, which `fit` cannot train with an
+    option."""
     replicas = model.distribute_strategy.num_replicas_in_sync
     if replicas > 1:
         raise ValueError(
-            "skip_nonfinite must be False on several replicas: gradlab.Trainer leaves out "
-            f"micro-batches there. Received: True, on {replicas} replicas"
+            f"{option} must be False on several replicas, where gradlab.Trainer offers the same. "
+            f"Received: True, on {replicas} replicas"
         )
+
+
+def check_skips(model: keras.Model) -> None:
+    """Raises ValueError for a compiled model whose batches cannot do without a micro-batch."""
+    check_no_loss_scale(model.optimizer)
+    check_one_replica(model, "skip_nonfinite")
     if has_own(model, "compute_metrics"):
         raise ValueError(
             "skip_nonfinite must be False for a model with a compute_metrics of its own, whose "
             f"results count every micro-batch. Received: {type(model).__name__}.compute_metrics"
+        )
+
+
+def check_windows(asked: Mapping[str, Any], microbatch_size: Any) -> None:
+    """Raises ValueError for arguments of `fit` with which each batch is a single micro-batch, as far
+    as they tell."""
+    batch_size = asked.get("batch_size") or 32  # the default of Keras
+    is_known = isinstance(asked.get("x"), np.ndarray) and isinstance(microbatch_size, int)
+    if is_known and batch_size <= microbatch_size:
+        raise ValueError(
+            "batch_size must be above microbatch_size, for noise_scale: a single micro-batch does "
+            f"not show its noise. Received: {batch_size}"
         )
 
 

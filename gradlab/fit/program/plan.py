@@ -196,6 +196,20 @@ def make_plan(
     )
 
 
+def check_noise(plan: Plan) -> None:
+    """Raises ValueError unless the gradients of micro-batches show the noise of examples."""
+    if plan.whole:
+        raise ValueError(
+            "noise_scale must be False with a loss over the whole batch, of which no micro-batch "
+            "has a gradient of its own. Received: True"
+        )
+    if set(plan.divisor_kinds) != {"examples"}:
+        raise ValueError(
+            "noise_scale needs losses that divide by the number of examples. Received: losses that "
+            f"divide by {', '.join(plan.divisor_kinds)}"
+        )
+
+
 def _of_examples(model: keras.Model, traced: Traced) -> list[str]:
     normalizing = [
         one

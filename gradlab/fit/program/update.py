@@ -3,7 +3,7 @@ are built on it."""
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import keras
@@ -78,6 +78,7 @@ class WindowUpdate:
         norms: whether to compute the norms of the micro-batches' gradients.
         with_metrics: whether to update the model's metrics.
         updates_started: a variable to which 1 is added before anything is applied or assigned, or None.
+        check_plan: a function that raises ValueError for a `Plan` that must not be, or None.
 
     Attributes:
         model, optimizer, objective: the arguments.
@@ -97,12 +98,14 @@ class WindowUpdate:
         norms: bool = True,
         with_metrics: bool = False,
         updates_started: tf.Variable | None = None,
+        check_plan: Callable[[Plan], None] | None = None,
     ):
         self.model = model
         self.optimizer = optimizer
         self.objective = objective
         self._norms = norms
         self._updates_started = updates_started
+        self._check_plan = check_plan
         self._dtype = accumulation_dtype(keras.config.floatx())
         self._loop = Loop(
             dtype=accumulator_dtype, weight_dtype=self._dtype, skip_nonfinite=skip_nonfinite
@@ -204,6 +207,8 @@ class WindowUpdate:
         """
         variables = self._trained()
         window, scale = self._run((x, y, sample_weight), variables, cut)
+        if self._check_plan is not None:
+            self._check_plan(window.plan)
         self._warn(window.plan)
         outcome = self._apply(window, variables, scale)
         after = window.plan.traced.metrics.after
