@@ -81,7 +81,7 @@ def pytest_unconfigure(config):
 def pytest_collection_modifyitems(items):
     # The largest units of work come first: one that came last would end long after all others.
     items.sort(
-        key=lambda item: (KERAS_SUITE not in item.nodeid, not _waits(item.nodeid.split("::")[0]))
+        key=lambda item: (not _waits(item.nodeid.split("::")[0]), KERAS_SUITE not in item.nodeid)
     )
     for item in items:
         if hasattr(item, "output_timeout"):
