@@ -119,8 +119,8 @@ def microbatched(
             micro-batches of the epoch were left out. False: the weights become NaN, as in Keras.
         noise_scale: measure the gradient noise scale, as `gradlab.gradient_noise_scale` does. The
             logs have one entry more, "noise_scale": its value over the updates of the epoch so far,
-            in examples; inf where it cannot be told from infinity, NaN before a batch of two
-            micro-batches or more.
+            in examples; inf while the estimate of the true gradient's squared norm is not above 0,
+            NaN before the first batch of two micro-batches or more.
 
     Returns:
         The same model. Its attributes `microbatch_size` and `in_flight` are the numbers, or None

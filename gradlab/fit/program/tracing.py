@@ -92,13 +92,14 @@ def trace_forward(
         with scope:
             y_pred = internals.outputs_of(model, x, training)
         in_call = set(scope.assigned)
-        # Keras' cross-entropies read the logits, from which a softmax was computed
-        of_forward_pass = [
-            tensor
-            for operation in tf.compat.v1.get_default_graph().get_operations()
-            for tensor in operation.outputs
-        ]
-        if with_metrics:  # some of which are only created for the first predictions
+        if with_metrics:
+            # Keras' cross-entropies read the logits, from which a softmax was computed
+            of_forward_pass = [
+                tensor
+                for operation in tf.compat.v1.get_default_graph().get_operations()
+                for tensor in operation.outputs
+            ]
+            # Some metrics are only created for the first predictions
             internals.build_compiled(model, batch, y_pred, training)
             new = [v for v in model.metrics_variables if id(v) not in before]
             scope.include([(v, tf.identity(v.value)) for v in new])
