@@ -11,14 +11,15 @@ CHOICE  ?= -m "not slow"
 PORT_FLAGS := $(if $(filter file,$(origin PORT)),,--ServerApp.port_retries=0)
 
 .DEFAULT_GOAL := help
-.PHONY: help lab app test test-changed test-slow test-helper test-lowest test-versions test-next types style bench docs linkcheck notebooks lock clean
+.PHONY: help lab app test test-changed test-slow test-keras test-helper test-lowest test-versions test-next types style bench docs linkcheck notebooks lock clean
 
 help:
 	@echo "make lab         open the notebooks in JupyterLab; on a server: make lab PORT=9000 BROWSER=no"
 	@echo "make app         serve the lab alone, for a classroom: make app HOST=0.0.0.0 lets others in"
 	@echo "make test        run the tests, the notebooks and the browser tests; with more cores: make test WORKERS=8"
 	@echo "make test-changed  run the tests of the modules that you have changed since the last commit"
-	@echo "make test-slow   run the tests that take long: lost workers, kills, memory, Keras' own tests, notebooks that train"
+	@echo "make test-slow   run the tests that take long: lost workers, kills, memory, notebooks that train, half of Keras' own"
+	@echo "make test-keras  run all of Keras' own tests that train, as they are and in micro-batches"
 	@echo "make test-helper run the tests of the helper alone, without the lab, the notebooks and the browser; those that"
 	@echo "                 take long, too: make test-helper CHOICE="
 	@echo "make test-lowest run the helper's tests on the lowest TensorFlow and Keras that gradlab supports"
@@ -56,6 +57,9 @@ test-changed: .venv/ready
 
 test-slow: .venv/ready
 	.venv/bin/python $(PYTEST) -m slow $(NBVAL) tests notebooks/*.ipynb notebooks/app
+
+test-keras: .venv/ready
+	.venv/bin/python tests/keras_suite/suite.py
 
 # Only the helper has this range of versions; the lab runs on the versions of requirements.txt. Other tests of the helper
 # need the lab, mypy or several processes.

@@ -26,7 +26,8 @@ from benchmarks.memory import GLIBC
 from benchmarks.speed import digits
 from gradlab.measure.memory import MEBIBYTE, PeakMemory
 
-LONGEST, TEXTS, PER_UPDATE, TOKENS, WORDS = 512, 512, 256, 2048, 5000
+LONGEST, TEXTS, TOKENS, WORDS = 512, 512, 2048, 5000
+UPDATES = 2  # of an epoch
 FIXED = TOKENS // LONGEST
 WAYS = {
     "big batch": "the whole batch at once, padded to its longest text",
@@ -39,12 +40,13 @@ WAYS = {
 SECONDS = 4.0  # the least time of a timing
 
 
-def measure(repeats: int = 3, say: Callable[..., None] = print) -> list[dict]:
+def measure(repeats: int = 3, say: Callable[..., None] = print, texts: int = TEXTS) -> list[dict]:
     """Measures all ways.
 
     Args:
         repeats: the number of processes for each way, of which the median counts.
         say: called with each line of progress, as `print` would be.
+        texts: how many texts an epoch has, in two updates.
 
     Returns:
         A row for each way: {"way", "tokens": real tokens per second, "padding": its share of all
@@ -53,7 +55,7 @@ def measure(repeats: int = 3, say: Callable[..., None] = print) -> list[dict]:
     found: dict[str, list[dict]] = {way: [] for way in WAYS}
     for _ in range(repeats):
         for way in WAYS:  # in turn, so that a slow minute of the machine meets all of them
-            command = [sys.executable, "-m", "benchmarks.tokens", way]
+            command = [sys.executable, "-m", "benchmarks.tokens", way, str(texts)]
             done = subprocess.run(
                 command, env={**os.environ, **GLIBC}, capture_output=True, text=True
             )
@@ -81,7 +83,7 @@ def as_table(rows: list[dict]) -> str:
     return "\n".join(lines)
 
 
-def lengths() -> np.ndarray:
+def lengths(texts: int) -> np.ndarray:
     """The numbers of words of some docstrings of Keras: real texts, which every installation
     has."""
     import keras
@@ -93,28 +95,28 @@ def lengths() -> np.ndarray:
                 node
             ):
                 found.append(min(LONGEST, len(ast.get_docstring(node).split())))
-    return np.random.default_rng(0).permutation(found)[:TEXTS]
+    return np.random.default_rng(0).permutation(found)[:texts]
 
 
-def _datasets(way: str) -> tuple[Any, int]:
+def _datasets(way: str, of_texts: np.ndarray) -> tuple[Any, int]:
     """The dataset of a way, and the number of positions in an epoch of it, padding included."""
     import tensorflow as tf
 
     import gradlab
 
-    of_texts = lengths()
+    per_update = len(of_texts) // UPDATES
     words = np.random.default_rng(1).integers(1, WORDS, of_texts.sum(), np.int32)
     texts = tf.RaggedTensor.from_row_lengths(words, of_texts)
     dataset = tf.data.Dataset.from_tensor_slices((texts, tf.cast(of_texts % 2, tf.int32)))
     one_by_one = dataset.map(lambda x, y: (tf.ensure_shape(x, [None]), y))
     if way == "token_batches":
-        made = gradlab.token_batches(dataset, TOKENS, PER_UPDATE)
+        made = gradlab.token_batches(dataset, TOKENS, per_update)
     elif way == "sorted, fixed":
-        made = gradlab.token_batches(dataset, TOKENS, PER_UPDATE).map(_in_fours)
+        made = gradlab.token_batches(dataset, TOKENS, per_update).map(_in_fours)
     elif way == "fixed, padded micro-batches":
-        made = one_by_one.padded_batch(FIXED).ragged_batch(PER_UPDATE // FIXED)
+        made = one_by_one.padded_batch(FIXED).ragged_batch(per_update // FIXED)
     else:
-        made = one_by_one.padded_batch(FIXED if way == "Keras option" else PER_UPDATE)
+        made = one_by_one.padded_batch(FIXED if way == "Keras option" else per_update)
     made = made.cache()
     positions = sum(
         int(tf.size(x.flat_values if isinstance(x, tf.RaggedTensor) else x)) for x, _ in made
@@ -129,7 +131,7 @@ def _in_fours(x: Any, y: Any) -> tuple:
     texts = tf.RaggedTensor.from_tensor(x.values.to_tensor(), padding=0)
     longest = tf.reduce_max(tf.reshape(texts.row_lengths(), [-1, FIXED]), axis=1)
     padded = tf.RaggedTensor.from_tensor(texts.to_tensor(), lengths=tf.repeat(longest, FIXED))
-    splits = tf.range(0, PER_UPDATE + 1, FIXED)
+    splits = tf.range(0, texts.nrows() + 1, FIXED)
     return tf.RaggedTensor.from_row_splits(
         padded, tf.cast(splits, tf.int64)
     ), tf.RaggedTensor.from_row_splits(y.values, tf.cast(splits, tf.int64))
@@ -156,17 +158,19 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("way", choices=WAYS)
+    parser.add_argument("texts", type=int, nargs="?", default=TEXTS)
     asked = parser.parse_args()
     import gradlab
 
     gradlab.setup(seed=0)
     import keras
 
-    dataset, positions = _datasets(asked.way)
+    of_texts = lengths(asked.texts)
+    dataset, positions = _datasets(asked.way, of_texts)
     model = _model()
     peak = PeakMemory()
     before = peak.bytes()
-    accumulation = PER_UPDATE // FIXED if asked.way == "Keras option" else None
+    accumulation = len(of_texts) // UPDATES // FIXED if asked.way == "Keras option" else None
     if asked.way == "fixed, padded batches":
         model = gradlab.microbatched(model, FIXED, in_flight=1)
     elif accumulation is None and asked.way != "big batch":
@@ -180,7 +184,7 @@ def main() -> None:
         began = time.perf_counter()
         model.fit(dataset, verbose=0)
         times.append(time.perf_counter() - began)
-    tokens = int(lengths().sum())
+    tokens = int(of_texts.sum())
     print(
         json.dumps(
             {

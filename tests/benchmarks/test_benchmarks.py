@@ -188,7 +188,7 @@ def test_tables_of_texts_and_of_six_models():
 def test_texts_and_six_models_are_measured(monkeypatch):
     ways = {"fixed, padded micro-batches": "fixed", "token_batches": "by tokens"}
     monkeypatch.setattr(tokens, "WAYS", ways)
-    fixed, by_tokens = tokens.measure(1)
+    fixed, by_tokens = tokens.measure(1, texts=64)
     assert (
         by_tokens["padding"] < fixed["padding"] < 1
         and min(fixed["tokens"], by_tokens["tokens"]) > 0

@@ -37,6 +37,14 @@ DECLARED = {
     "embedding_test.py::EmbeddingTest::test_ragged": "sum",
 }
 
+# They take longest: together with the cases of tests that have several, more than half of the time.
+# Only the whole suite runs them.
+LONG = (
+    *("StackedRNNTest::test_basics", "test_remat_basic_call", "test_spectrogram_basics"),
+    *("conv_lstm1d", "conv_lstm3d", "test_model_checkpoint_options", "test_monitor_op_logic"),
+    *("EarlyStoppingTest::test_early_stopping", "_eager", "unrolled_steps"),
+)
+
 VALUES = "these gradients are new values, not gradients: gradlab refuses float8 training"
 OWN_STEP = "the model has a `train_step` of its own, which gradlab refuses"
 ALLOWED = {

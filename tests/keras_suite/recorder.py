@@ -2,8 +2,8 @@
 micro-batches and without.
 
 It runs in processes of its own, which `suite.py` starts. Environment variables tell each of them
-its part of the tests, GRADLAB_PART ("0 2": every second one, from the first), and the file for its
-record, GRADLAB_SUITE.
+its part of the tests, GRADLAB_PART ("0 2": every second one, from the first), the file for its
+record, GRADLAB_SUITE, and with GRADLAB_QUICK that it runs a choice only.
 """
 
 import ast
@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from _pytest.runner import runtestprotocol
-from conditions import BUILT_BEFORE, DECLARED, DENSE_GRADIENTS, ONE_MICROBATCH, among
+from conditions import BUILT_BEFORE, DECLARED, DENSE_GRADIENTS, LONG, ONE_MICROBATCH, among
 
 import gradlab.fit.program.input_checks
 
@@ -231,6 +231,10 @@ def pytest_collection_modifyitems(items: list) -> None:
         for item in items
         if inspect.unwrap(item.function).__name__ in training_functions(str(item.path))
     ]
+    if os.environ["GRADLAB_QUICK"]:
+        short = [item for item in trains if not among(item.nodeid, LONG)]
+        one_each = {(item.path, item.cls, inspect.unwrap(item.function)): item for item in short}
+        trains = list(one_each.values())
     first, step = map(int, os.environ["GRADLAB_PART"].split())
     items[:] = trains[first::step]
 

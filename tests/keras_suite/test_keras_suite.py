@@ -1,12 +1,7 @@
-"""All of Keras' own tests that train, with every model that they train also in micro-batches.
-
-`python tests/keras_suite/suite.py` prints what this test finds.
-"""
-
-import re
+"""Keras' own tests that train, with every model that they train also in micro-batches: here half
+of them, in a third of the time. `make test-keras` runs all."""
 
 import pytest
-from paths import ROOT
 
 from tests.keras_suite.suite import Verdict, compare, table, verdict
 
@@ -17,17 +12,11 @@ NOTHING = [("", {"loss": [1.0]}, [], False)]
 
 @pytest.mark.slow
 def test_what_keras_trains_is_equal_in_micro_batches():
-    found = compare()
-    failing = [
-        f"new failure: {name}: {one.reason}" for name, one in found.items() if one.kind == "failing"
-    ]
+    found = compare(quick=True)
+    failing = [f"{name}: {one.reason}" for name, one in found.items() if one.kind == "failing"]
     assert not failing, "\n".join(failing)
     run = sum(one.kind != "not here" for one in found.values())
-    documented = re.search(
-        r"^\| all \| (\d+) ", (ROOT / "docs/equality.md").read_text(), re.MULTILINE
-    )
-    # A few tests depend on the machine.
-    assert abs(run - int(documented[1])) <= 10, f"docs/equality.md should show:\n{table(found)}"
+    assert run > 180, table(found)
 
 
 @pytest.mark.parametrize(
