@@ -37,8 +37,8 @@ DECLARED = {
     "embedding_test.py::EmbeddingTest::test_ragged": "sum",
 }
 
-# They take longest: together with the cases of tests that have several, more than half of the time.
-# Only the whole suite runs them.
+# The slowest tests, 20 to 65 seconds each, and those of many variants. Only `make test-keras` runs
+# them.
 LONG = (
     *("StackedRNNTest::test_basics", "test_remat_basic_call", "test_spectrogram_basics"),
     *("conv_lstm1d", "conv_lstm3d", "test_model_checkpoint_options", "test_monitor_op_logic"),

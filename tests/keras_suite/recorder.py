@@ -3,7 +3,7 @@ micro-batches and without.
 
 It runs in processes of its own, which `suite.py` starts. Environment variables tell each of them
 its part of the tests, GRADLAB_PART ("0 2": every second one, from the first), the file for its
-record, GRADLAB_SUITE, and with GRADLAB_QUICK that it runs a choice only.
+record, GRADLAB_SUITE, and whether to run only the quick half, GRADLAB_QUICK.
 """
 
 import ast

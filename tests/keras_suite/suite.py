@@ -3,8 +3,9 @@ every training.
 
     python tests/keras_suite/suite.py [WORD ...]      only files whose path contains one of the words
 
-prints a line for each test that differs, and the table of docs/equality.md; it fails if a test does
-(`make test-keras`). Nothing of Keras' tests is copied: they are run where they are installed.
+prints a line for each test that differs, and the table of docs/equality.md, and fails if a
+difference is not allowed (`make test-keras`). Nothing of Keras' tests is copied: they are run where
+they are installed.
 """
 
 import importlib.util
@@ -109,7 +110,7 @@ def run(job: tuple) -> None:
 def compare(words: list[str] = (), quick: bool = False) -> dict[str, Verdict]:
     """Runs the tests both ways, in several processes, and returns a verdict for each that trains.
 
-    Quick leaves out what takes longest, and of a test's cases all but one.
+    If quick, the slowest tests are left out, and of a parametrized test only one case runs.
     """
     paths, found = files(list(words)), {}
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(PROCESSES) as pool:
@@ -204,7 +205,8 @@ def documented() -> int:
 
 
 def main(words: list[str]) -> bool:
-    """Prints what differs, and returns whether all is as it should be."""
+    """Prints the differences, and returns whether all of them are allowed and the number of tests is
+    the documented one."""
     verdicts = compare(words)
     for test, one in verdicts.items():
         if one.kind not in ("equal", "conditional"):

@@ -1,8 +1,11 @@
-"""Keras' own tests that train, with every model that they train also in micro-batches: here half
-of them, in a third of the time. `make test-keras` runs all."""
+"""Half of Keras' own tests that train, with every model also trained in micro-batches.
+
+`make test-keras` runs all of them.
+"""
 
 import pytest
 
+from tests.keras_suite import suite
 from tests.keras_suite.suite import Verdict, compare, table, verdict
 
 PASSED, FAILED = ("passed", ""), ("failed", "why")
@@ -58,3 +61,15 @@ def test_the_table_counts_by_folder():
         "| ops | 1 | 0 | 0 | 0 | 1 |",
         "| all | 3 | 1 | 0 | 1 | 1 |",
     ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "missing", "as_it_should_be"),
+    [("equal", 0, True), ("failing", 0, False), ("equal", 11, False), ("not here", 0, False)],
+)
+def test_the_whole_suite_fails_on_a_difference_and_on_another_number_of_tests(
+    monkeypatch, kind, missing, as_it_should_be
+):
+    verdicts = {f"keras/src/a/{n}": Verdict(kind) for n in range(suite.documented() - missing)}
+    monkeypatch.setattr(suite, "compare", lambda words: verdicts)
+    assert suite.main([]) is as_it_should_be
