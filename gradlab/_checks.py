@@ -8,13 +8,14 @@ from typing import Any
 LARGEST = 2**31 - 1  # what TensorFlow's counters hold
 
 
-def positive_integer(name: str, value: Any, otherwise: str = "") -> None:
-    """Raise ValueError unless the value is an integer from 1 to 2**31 - 1 (True is not one).
+def positive_integer(name: str, value: Any, otherwise: str = "", most: float = LARGEST) -> None:
+    """Raise ValueError unless the value is an integer from 1 to the most (True is not one).
 
     Args:
         name: the argument's name, for the message.
         value: the value to check.
         otherwise: what else the argument may be, for the message, such as '"auto" or '.
+        most: the largest value.
 
     >>> positive_integer("microbatch_size", 0)
     Traceback (most recent call last):
@@ -22,8 +23,8 @@ def positive_integer(name: str, value: Any, otherwise: str = "") -> None:
     """
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise ValueError(f"{name} must be {otherwise}a positive integer. Received: {value!r}")
-    if int(value) > LARGEST:
-        raise ValueError(f"{name} must be at most {LARGEST}. Received: {value!r}")
+    if int(value) > most:
+        raise ValueError(f"{name} must be at most {most}. Received: {value!r}")
 
 
 def natural_number(name: str, value: Any) -> None:

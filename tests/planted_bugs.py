@@ -1078,6 +1078,27 @@ BUGS = (
         ("tests/lab/widget/course/test_memory_bars.py",),
     ),
     Bug(
+        "a_saved_page_keeps_an_accumulator_for_one_micro_batch",
+        "gradlab/lab/widget/course/memory_bars.js",
+        "t.accumulation_steps > 1 ? shared[2] : 0",
+        "shared[2]",
+        ("tests/lab/widget/course/test_saved_widgets.py",),
+    ),
+    Bug(
+        "a_saved_pipeline_starts_one_forward_pass_less",
+        "gradlab/lab/widget/course/timeline.js",
+        "Math.min(devices - stage, microbatches)",
+        "Math.min(devices - stage - 1, microbatches)",
+        ("tests/lab/widget/course/test_saved_widgets.py",),
+    ),
+    Bug(
+        "a_saved_page_ignores_the_model",
+        "gradlab/lab/widget/course/memory_bars.js",
+        "values: training };",
+        "values: {} };",
+        ("tests/browser/test_saved_page.py",),
+    ),
+    Bug(
         "a_step_that_is_always_green",
         "gradlab/lab/exercises/build_your_own.py",
         "    if update is None:",

@@ -10,6 +10,9 @@ from paths import ROOT
 
 from gradlab.lab.figures import toy
 from gradlab.lab.widget import presets, saved_page
+from gradlab.lab.widget.course.memory_bars import MemoryBars
+from gradlab.lab.widget.course.memory_count import sentence
+from gradlab.lab.widget.course.timeline import Timeline
 from gradlab.lab.widget.layout import memory_bar
 
 pytestmark = pytest.mark.browser
@@ -228,3 +231,34 @@ def test_where_scripts_are_dropped_a_picture_and_a_table_are_left(opened):
     assert "recorded, k = 50" in lab.locator("tr").last.inner_text()
     size = lab.locator("img").bounding_box()
     assert size["width"] > 500 and size["height"] > 200
+
+
+def test_bars_and_timelines_follow_their_controls(browser):
+    bars, timeline = MemoryBars(), Timeline("window")
+    page = new_page(browser)
+    page.set_content("".join(each._repr_mimebundle_()["text/html"] for each in (bars, timeline)))
+    shown = page.locator(".gradlab-saved-memory_bars")
+
+    def words(root):
+        return re.sub(r"\s+", " ", root.inner_text())
+
+    shown.locator("[data-control=preset]").select_option(label="GPT-2 small, 1,024 tokens")
+    bars.controls["preset"].value = "GPT-2 small, 1,024 tokens"
+    assert sentence(bars.training, bars.limit) in words(shown)
+    shown.locator("[data-control=microbatch_size]").fill("4")  # a power of two
+    bars.controls["microbatch_size"].value = 16
+    assert sentence(bars.training, bars.limit) in words(shown)
+    shown.locator("[data-control=checkpointing]").check()
+    bars.controls["checkpointing"].value = True
+    assert sentence(bars.training, bars.limit) in words(shown)
+    assert shown.locator("svg rect").count() == 10
+
+    shown = page.locator(".gradlab-saved-timeline")
+    bandwidth = shown.locator("[data-control=gigabits]")
+    assert not bandwidth.is_disabled()
+    shown.locator("[data-control=schedule]").select_option(label="pipeline, 1F1B")
+    shown.locator("[data-control=microbatches]").fill("11")  # from 1 on
+    timeline.controls["schedule"].value, timeline.controls["microbatches"].value = "1f1b", 12
+    assert timeline.words.replace("\n", " ") in words(shown) and bandwidth.is_disabled()
+    page.screenshot(path=SCREENSHOTS / "saved_widgets.png", full_page=True)
+    page.context.close()

@@ -1,5 +1,5 @@
-"""A lab for pages without a kernel: a picture and a table of recorded runs, in whose place scripts
-put a lab that trains in the page (offline/)."""
+"""Widgets for pages without a kernel: what does not move, in whose place scripts put what does. For
+a lab that is a picture and a table of recorded runs, and a training in the page (offline/)."""
 
 import base64
 import functools
@@ -8,6 +8,8 @@ import json
 import re
 from collections.abc import Collection
 from typing import Any
+
+import ipywidgets
 
 from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.figures import toy
@@ -103,6 +105,64 @@ def image(svg: str) -> str:
     assert words and style  # every drawing has both
     content = base64.b64encode(standalone(svg).encode()).decode()
     return f'<img alt="{words[1]}" style="{style[1]}" src="data:image/svg+xml;base64,{content}">'
+
+
+# A picture in whose place scripts put controls and what they change.
+_LIVE = """<div class="gradlab-saved-{name}">{still}</div>
+<style>{css}</style>
+<script type="module">
+{javascript}
+const root = document.querySelector(".gradlab-saved-{name}:not([data-shown])");
+if (root) {{
+  root.dataset.shown = "";
+  {function}(root, {facts});
+}}
+</script>"""
+
+
+def live(
+    name: str, function: str, still: str, facts: dict[str, Any], controls: dict[str, Any]
+) -> str:
+    """A widget of the course as one piece of HTML, which loads nothing, and follows its controls
+    where scripts run.
+
+    Args:
+        name: of the JavaScript file in course/.
+        function: what the file exports to draw the widget.
+        still: HTML without scripts, for other pages.
+        facts: what the function needs beside the controls.
+        controls: the ipywidgets by their names.
+    """
+    known = facts | {"controls": [_control(name, each) for name, each in controls.items()]}
+    return _LIVE.format(
+        name=name,
+        function=function,
+        still=still,
+        css=(FOLDER / "offline" / "offline.css").read_text(encoding="utf-8"),
+        javascript=module("course/saved_controls", f"course/{name}"),
+        facts=json.dumps(known),
+    )
+
+
+def _control(name: str, control: Any) -> dict[str, Any]:
+    """What saved_controls.js needs to know of an ipywidget."""
+    if isinstance(control, ipywidgets.Checkbox):
+        options: list[tuple[str, Any]] = [("", False), ("", True)]
+    elif hasattr(control, "options"):
+        options = [
+            each if isinstance(each, tuple) else (str(each), each) for each in control.options
+        ]
+    else:
+        steps = range(round((control.max - control.min) / control.step) + 1)
+        values = [control.min + step * control.step for step in steps]
+        options = [(f"{value:g}", value) for value in values]
+    return {
+        "name": name,
+        "label": control.description,
+        "options": options,
+        "value": control.value,
+        "slider": not isinstance(control, ipywidgets.Dropdown | ipywidgets.Checkbox),
+    }
 
 
 def page(

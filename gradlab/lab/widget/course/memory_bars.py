@@ -2,7 +2,7 @@
 
 import html
 import re
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import ipywidgets
@@ -21,7 +21,7 @@ from gradlab.lab.widget.course.memory_count import (
     sentence,
 )
 from gradlab.lab.widget.page import below_controls
-from gradlab.lab.widget.saved_page import image, standalone
+from gradlab.lab.widget.saved_page import image, live, standalone
 
 COLORS = ("#0072B2", "#D55E00", "#CC79A7", "#009E73", "#E69F00")
 LIMITS = (0.25, 0.5, 1.0, 4.0, 8.0, 12.0, 16.0, 24.0, 40.0, 80.0)  # GiB
@@ -247,10 +247,27 @@ class MemoryBars:
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
         # A page without a kernel shows the HTML; others the SVG or the table.
         return dict(self.view._repr_mimebundle_(**kwargs)) | {
-            "text/html": saved(self.training, self.limit),
+            "text/html": live(
+                "memory_bars",
+                "showMemoryBars",
+                saved(self.training, self.limit),
+                facts() | {"training": asdict(self.training)},
+                self.controls,
+            ),
             "image/svg+xml": standalone(svg(self.training, self.limit)),
             "text/plain": repr(self),
         }
+
+
+def facts() -> dict[str, Any]:
+    """What memory_bars.js needs to count and to draw as this module does."""
+    return {
+        "optimizers": OPTIMIZERS,
+        "precisions": PRECISIONS,
+        "presets": {name: asdict(training) for name, training in PRESETS.items()},
+        "measured": [(asdict(training), mebibytes) for training, mebibytes in MEASURED.items()],
+        "colors": COLORS,
+    }
 
 
 def _dropdown(label: str, choices: Any, value: Any) -> ipywidgets.Dropdown:

@@ -72,7 +72,7 @@ class Training:
                 if value > 3:
                     raise ValueError(f"zero_stage must be 0, 1, 2 or 3. Received: {value!r}")
             else:
-                _checks.positive_integer(field.name, value)
+                _checks.positive_integer(field.name, value, most=math.inf)
 
     @property
     def whole(self) -> "Training":

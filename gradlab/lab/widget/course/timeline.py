@@ -16,7 +16,7 @@ from gradlab.lab.widget.course import schedules, timeline_drawing
 from gradlab.lab.widget.course.schedules import NAMES, PIPELINES, Schedule
 from gradlab.lab.widget.course.timeline_drawing import Drawing
 from gradlab.lab.widget.page import Page, close, live_beside_cells
-from gradlab.lab.widget.saved_page import image, standalone
+from gradlab.lab.widget.saved_page import image, live, standalone
 
 FORWARD = 0.1  # seconds of a micro-batch's forward pass through the whole network
 MOST = {"devices": 16, "microbatches": 64, "megabytes": 10_000, "gigabits": 1000}
@@ -155,8 +155,9 @@ class Timeline:
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
         """The widgets, and for pages without a kernel the drawing and the words."""
         drawing = _draw({"": self.schedule})
+        picture = f"<div>{image(drawing)}<p>{_lines(self.words)}</p></div>"
         still = {
-            "text/html": f"<div>{image(drawing)}<p>{_lines(self.words)}</p></div>",
+            "text/html": live("timeline", "showTimeline", picture, facts(), self.controls),
             "image/svg+xml": standalone(drawing),
             "text/plain": f"{self!r}\n{orders(self.schedule)}",
         }
@@ -177,6 +178,16 @@ def compare(timelines: Mapping[str, Timeline]) -> Drawing:
         for title, each in made.items()
     )
     return Drawing(_draw(made), words)
+
+
+def facts() -> dict[str, Any]:
+    """What timeline.js needs to compute and to draw as this module does."""
+    return {
+        "names": NAMES,
+        "pipelines": PIPELINES,
+        "forward": FORWARD,
+        **timeline_drawing.facts(),
+    }
 
 
 def describe(update: Schedule, formula: str, value: float) -> str:

@@ -79,6 +79,12 @@ def draw(schedules: Mapping[str, Schedule], label: str) -> str:
     )
 
 
+def facts() -> dict[str, Any]:
+    """Colors and sizes, for timeline.js."""
+    sizes = {"width": WIDTH, "left": LEFT, "right": RIGHT, "row": ROW, "box": BOX}
+    return {"fills": FILLS, "inks": _INKS, "hatch": _HATCH, "sizes": sizes}
+
+
 def _rows(schedule: Schedule, top: float, scale: float) -> list[str]:
     parts = []
     # px for a number
