@@ -11,7 +11,8 @@ from lab_page import SCREENSHOTS, frames, new_page, press, until
 from synthetic_results import synthetic
 
 from gradlab.lab.figures.curves import Point
-from gradlab.lab.figures.lab_figure import Shown, lab_views
+from gradlab.lab.figures.lab_figure import lab_views
+from gradlab.lab.figures.shown import Shown
 from gradlab.lab.widget.chart_rows import COLUMNS, ChartRows
 from gradlab.lab.widget.js_bundle import module
 

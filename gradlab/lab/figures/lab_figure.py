@@ -6,7 +6,6 @@ same axes, described by the same words.
 
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -16,10 +15,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Ellipse
 from matplotlib.ticker import AutoLocator, MaxNLocator, NullLocator
 
-from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.experiments.result import Result
 from gradlab.lab.figures import curves, plots, toy
 from gradlab.lab.figures.curves import Point
+from gradlab.lab.figures.shown import VIEWS, Shown
 from gradlab.lab.figures.style import GREY, STYLES, against_k
 
 DOTS = 1500  # more merge into one another
@@ -27,50 +26,12 @@ LOWEST = 3e-3  # of the toy's losses that is drawn
 STEPS = (1, 2, 5, 10, 20, 50)  # ticks of k
 
 
-@dataclass(frozen=True)
-class Shown:
-    """What the lab shows.
-
-    Attributes:
-        experiment: the experiment of the current run or, without one, of the controls.
-        name: the name of the current run.
-        result: the result of the current run so far, or None.
-        window: the losses of the micro-batches shown so far, if a window is shown micro-batch by
-            micro-batch.
-        window_at: the number of updates before that window.
-        pinned: (name, result) of the pinned runs.
-        points: the points of earlier runs.
-        against: the horizontal axis of the accuracy: "updates", "examples" or "seconds".
-        start: the weights at which the toy starts.
-    """
-
-    experiment: Experiment
-    name: str
-    result: Result | None = None
-    window: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    window_at: int = 0
-    pinned: Sequence[tuple[str, Result]] = ()
-    points: Sequence[Point] = ()
-    against: str = "updates"
-    start: Sequence[float] = tuple(toy.START)
-
-    @property
-    def steps(self) -> int:
-        """The micro-batches of a window, on all towers."""
-        return self.experiment.towers * self.experiment.accumulation_steps
-
-    @property
-    def series(self) -> list[tuple]:
-        """(result, name, style) of the current run and of the pinned runs, whose styles do not
-        depend on whether there is a current run."""
-        runs = [(self.name, self.result), *self.pinned]
-        styles = [STYLES[0], *STYLES[1:] * len(runs)]
-        return [(r, name, style) for (name, r), style in zip(runs, styles) if r is not None]
-
-    @property
-    def now(self) -> list[Point]:
-        """The point of the current run, if there is one."""
-        return [] if self.result is None else [Point.of(self.result)]
+def series_of(shown: Shown) -> list[tuple[Result, str, dict]]:
+    """(result, name, style) of the current run and of the pinned runs, whose styles do not depend
+    on whether there is a current run."""
+    runs = [(shown.name, shown.result), *shown.pinned]
+    styles = [STYLES[0], *STYLES[1:] * len(runs)]
+    return [(r, name, style) for (name, r), style in zip(runs, styles) if r is not None]
 
 
 def _toy(panel: Sequence[Axes], shown: Shown) -> list[str]:
@@ -127,8 +88,8 @@ def _losses(panel: Sequence[Axes], shown: Shown) -> list[str]:
     if len(shown.window):
         places = shown.window_at + (np.arange(len(shown.window)) + 0.5) / len(shown.window)
         axes.plot(places, shown.window, "o", color=STYLES[1]["color"], markersize=5)
-    words = plots.draw_losses(axes, shown.series, smoothing=0.0)
-    means = [curves.mean_and_deviation(r.window_losses)[0] for r, *_ in shown.series]
+    words = plots.draw_losses(axes, series_of(shown), smoothing=0.0)
+    means = [curves.mean_and_deviation(r.window_losses)[0] for r, *_ in series_of(shown)]
     highest = 1.25 * max(
         (_highest(each) for each in means if np.isfinite(each[:1]).all()), default=2.4
     )
@@ -144,7 +105,7 @@ def _highest(losses: np.ndarray) -> float:
 def _accuracy(panel: Sequence[Axes], shown: Shown) -> list[str]:
     """The test accuracy of all runs against updates, examples or seconds."""
     [axes] = panel
-    words = plots.draw_accuracy(axes, shown.series, shown.against)
+    words = plots.draw_accuracy(axes, series_of(shown), shown.against)
     lowest = min((float(np.min(line.get_ydata())) for line in axes.get_lines()), default=0)
     axes.set_ylim(max(low for low in (0, 50, 80, 90) if low <= lowest), 100)
     if shown.against == "updates":
@@ -177,7 +138,7 @@ def _noise(panel: Sequence[Axes], shown: Shown) -> list[str]:
 def _scale(panel: Sequence[Axes], shown: Shown) -> list[str]:
     """The gradient noise scale during training, and the effective batch."""
     [axes] = panel
-    series = [each for each in shown.series if each[0].losses.shape[2] > 1]
+    series = [each for each in series_of(shown) if each[0].losses.shape[2] > 1]
     words = plots.draw_noise_scale(axes, series, curves.SMOOTHING)
     drawn = np.concatenate([[], *(line.get_ydata() for line in axes.get_lines())])
     drawn = drawn[drawn > 0]
@@ -209,7 +170,6 @@ _VIEWS: dict[str, tuple[str, tuple[float, ...], _Draw]] = {
     "scale": ("noise scale (examples)", (1,), _scale),
     "cost": ("time of an update (ms)", (1,), _cost),
 }
-VIEWS = tuple(_VIEWS)  # in the order in which the lab shows them
 
 
 def lab_views(shown: Shown, names: Sequence[str] = VIEWS) -> Figure:
@@ -224,7 +184,7 @@ def lab_views(shown: Shown, names: Sequence[str] = VIEWS) -> Figure:
     """
     columns = max(1, min(3, len(names)))
     rows = max(1, -(-len(names) // columns))
-    runs = {textwrap.fill(name, 40): style for _, name, style in shown.series}
+    runs = {textwrap.fill(name, 40): style for _, name, style in series_of(shown)}
     legend = -(-len(runs) // columns) * max((1 + name.count("\n") for name in runs), default=0)
     height = 2.6 * rows + 0.2 * legend
     layout = ConstrainedLayoutEngine(w_pad=0.07, h_pad=0.07)

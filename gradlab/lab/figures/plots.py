@@ -4,16 +4,15 @@ The text alternative of each figure is `figure.get_label()`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.experiments.result import Result
 from gradlab.lab.figures import curves
+from gradlab.lab.figures.shown import X_AXES, labels
 from gradlab.lab.figures.style import STYLES, against_k, line, plain_numbers, to_png
 
 __all__ = [
@@ -26,12 +25,6 @@ __all__ = [
     "noise_scale",
     "to_png",
 ]
-
-X_AXES = {
-    "updates": "updates",
-    "examples": "training examples seen",
-    "seconds": "training time (s)",
-}
 
 
 def losses(results: Sequence[Result], smoothing: float = 0.9) -> Figure:
@@ -300,31 +293,6 @@ def speed(cells: Sequence[Mapping[str, Any]], network: str = "lenet") -> Figure:
     axes.set_xticks(range(len(shapes)), labels=[f"{k} x {b}" for k, b in shapes])
     plain_numbers(axes)
     return _finished(figure, axes, f"Speed of an update, {network}; one large batch is 1", words)
-
-
-def labels(experiments: Sequence[Experiment]) -> list[str]:
-    """A label for each experiment, made of the fields in which the experiments differ.
-
-    >>> labels([Experiment(accumulation_steps=5), Experiment(accumulation_steps=1, microbatch_size=100)])
-    ['k = 5, b = 20', 'k = 1, b = 100']
-    """
-    short = {"accumulation_steps": "k", "microbatch_size": "b", "towers": "T"}
-    values = {f.name: [getattr(e, f.name) for e in experiments] for f in fields(Experiment)}
-    order = ["method", "accumulation_steps", "microbatch_size"]
-    names = [*order, *(name for name in values if name not in (*order, "eval_every", "seeds"))]
-    differing = [name for name in names if len(set(values[name])) > 1] or ["method"]
-
-    def spell(name: str, value: Any) -> str:
-        if isinstance(value, str):
-            return value
-        number = f"{value:.3g}" if isinstance(value, float) else value
-        return f"{short.get(name, name.replace('_', ' '))} = {number}"
-
-    return [
-        # Of the budgets, all but one are None
-        ", ".join(spell(name, values[name][i]) for name in differing if values[name][i] is not None)
-        for i in range(len(experiments))
-    ]
 
 
 def _series(results: Sequence[Result]) -> list[tuple[Result, str, dict]]:

@@ -18,19 +18,19 @@ import pathlib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from typing import Any
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from gradlab import _checks, runtime
 from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.experiments.jobs.cluster import cluster_of
 from gradlab.lab.experiments.result import Result
-from gradlab.lab.figures import plots
-from gradlab.lab.figures.style import for_any_ground, to_small_png
+from gradlab.lab.figures.shown import X_AXES
 from gradlab.lab.widget import controls, pins, presets, runner, saved_page
 from gradlab.lab.widget.lab_controller import LabController
 from gradlab.lab.widget.live_run import State
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class AccumulationLab:
@@ -83,7 +83,7 @@ class AccumulationLab:
         cluster = cluster_of(executor)
         experiment = presets.experiment(seed, preset)
         self._hide, self._lock = presets.names(hide, lock)
-        _checks.one_of("against", against, plots.X_AXES)
+        _checks.one_of("against", against, X_AXES)
         if cluster is None and experiment.towers > 1:  # there always is one device
             runtime.tower_devices(experiment.towers)
         self._seed = seed
@@ -141,7 +141,7 @@ class AccumulationLab:
         return self._controller.layout.narration
 
     @property
-    def figure(self) -> Figure:
+    def figure(self) -> "Figure":
         """The views that are not hidden as one matplotlib figure, drawn from the present numbers.
         Its label (`get_label()`) describes them in words."""
         return self._controller.figure()
@@ -228,6 +228,8 @@ class AccumulationLab:
         return pins.csv(self._controller.runs).encode()
 
     def _png(self) -> bytes:
+        from gradlab.lab.figures.style import to_small_png  # here: see figures/shown.py
+
         return to_small_png(self.figure)
 
     def _download(self, name: str, content: Callable[[], bytes]) -> None:
@@ -285,6 +287,8 @@ class AccumulationLab:
         notebook."""
         bundle = dict(self.view._repr_mimebundle_(**kwargs)) | {"text/plain": repr(self)}
         if runs := self._controller.runs:
+            from gradlab.lab.figures.style import for_any_ground, to_small_png
+
             figure = self.figure
             picture = to_small_png(for_any_ground(figure))
             table = pins.table(runs)

@@ -11,21 +11,24 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.experiments.jobs.cluster import Cluster
 from gradlab.lab.experiments.result import Result
 from gradlab.lab.figures.curves import Point
-from gradlab.lab.figures.lab_figure import Shown, lab_views
+from gradlab.lab.figures.shown import Shown
 from gradlab.lab.widget import controls, pins, presets
 from gradlab.lab.widget.layout import Layout
 from gradlab.lab.widget.live_run import Pace, Run, State, Status
 from gradlab.lab.widget.page import call_after_cell
 from gradlab.lab.widget.page_messages import PageMessages
 from gradlab.lab.widget.runner import CLOSE_SECONDS, Runner
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Debounce: a slider that is dragged changes again within this time, so values it passes through
 # start no training. The first change after a while starts one at once: most often it is the only
@@ -216,8 +219,10 @@ class LabController:
         self.pins.add(name, result)
         self._page_messages.tell()
 
-    def figure(self) -> Figure:
+    def figure(self) -> "Figure":
         """The views that are not hidden, drawn from the present numbers."""
+        from gradlab.lab.figures.lab_figure import lab_views  # here: see figures/shown.py
+
         run = self.runner.current
         shown = replace(self._shown(run), result=None if run is None else run.result())
         names = self.layout.charts.shown

@@ -10,8 +10,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
 from gradlab.lab.experiments.experiment import Experiment
-from gradlab.lab.figures.lab_figure import VIEWS
-from gradlab.lab.figures.plots import X_AXES
+from gradlab.lab.figures.shown import VIEWS, X_AXES
 from gradlab.lab.widget.charts import Charts
 from gradlab.lab.widget.controls import Controls, summary
 from gradlab.lab.widget.live_run import Status

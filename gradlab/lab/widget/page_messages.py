@@ -13,7 +13,7 @@ from typing import Any
 
 from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.figures.curves import Point
-from gradlab.lab.figures.lab_figure import Shown
+from gradlab.lab.figures.shown import Shown
 from gradlab.lab.widget import pins
 from gradlab.lab.widget.chart_rows import COLUMNS, ChartRows
 from gradlab.lab.widget.layout import Layout

@@ -6,7 +6,7 @@ from typing import Any
 
 from gradlab import _checks
 from gradlab.lab.experiments.experiment import Experiment
-from gradlab.lab.figures import plots
+from gradlab.lab.figures.shown import labels
 from gradlab.lab.widget import controls, layout
 
 # A short run of a small network, so that the plots follow a slider while it is dragged.
@@ -59,7 +59,7 @@ def names(hide: Sequence[str], lock: Sequence[str]) -> tuple[tuple[str, ...], tu
 
 def name(run: Experiment, preset: Experiment) -> str:
     """The name of a run: k, b, and the fields that differ from the preset."""
-    [label, _] = plots.labels([run, preset])
+    [label, _] = labels([run, preset])
     shape = f"k = {run.accumulation_steps}, b = {run.microbatch_size}"
     rest = [
         field

@@ -7,7 +7,8 @@ import gradlab
 from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.experiments.jobs.run import run
 from gradlab.lab.figures.curves import Point
-from gradlab.lab.figures.lab_figure import Shown, lab_views
+from gradlab.lab.figures.lab_figure import lab_views
+from gradlab.lab.figures.shown import Shown
 from gradlab.lab.figures.style import for_any_ground, to_small_png
 from gradlab.lab.widget import pins, presets
 

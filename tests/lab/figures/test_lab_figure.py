@@ -15,7 +15,8 @@ from synthetic_results import synthetic
 
 from gradlab.lab.figures import curves, toy
 from gradlab.lab.figures.curves import Point
-from gradlab.lab.figures.lab_figure import VIEWS, Shown, lab_views
+from gradlab.lab.figures.lab_figure import lab_views, series_of
+from gradlab.lab.figures.shown import VIEWS, Shown
 from gradlab.lab.figures.style import STYLES, for_any_ground, to_png, to_small_png
 
 NOW, OTHER = synthetic(4), synthetic(8)
@@ -107,7 +108,7 @@ def test_a_pinned_run_keeps_its_style_when_there_is_no_run():
 
 def test_the_current_run_has_a_style_that_no_pinned_run_has():
     many = dataclasses.replace(FULL, pinned=[(f"run {number}", OTHER) for number in range(9)])
-    first, *others = [style for _, _, style in many.series]
+    first, *others = [style for _, _, style in series_of(many)]
     assert len(others) == 9 and first == STYLES[0] not in others
 
 

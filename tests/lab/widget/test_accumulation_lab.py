@@ -13,7 +13,7 @@ from lab_widgets import click, run_to_the_end, updates_made, widget, widgets
 
 import gradlab
 from gradlab.lab.experiments.jobs.run import run
-from gradlab.lab.figures import lab_figure
+from gradlab.lab.figures.shown import VIEWS
 from gradlab.lab.widget.live_run import State
 
 
@@ -23,7 +23,7 @@ def test_a_new_lab_is_idle(make):
         lab, "status"
     ).value.replace("</b>", "")
     assert lab.result is None and lab.state is State.IDLE and lab.narration == ""
-    toy, *charts = lab_figure.VIEWS
+    toy, *charts = VIEWS
     assert toy == "toy" and widget(lab, "charts").shown == charts
     assert lab.figure.get_label().count("no data yet") == len(charts)
     with pytest.raises(RuntimeError, match=r"needs a run: call run\(\) first"):
