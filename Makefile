@@ -18,7 +18,7 @@ help:
 	@echo "make app         serve the lab alone, for a classroom: make app HOST=0.0.0.0 lets others in"
 	@echo "make test        run the tests, the notebooks and the browser tests; with more cores: make test WORKERS=8"
 	@echo "make test-changed  run the tests of the modules that you have changed since the last commit"
-	@echo "make test-slow   run the tests that take long: lost workers, kills, memory, notebooks that train, half of Keras' own"
+	@echo "make test-slow   run the tests that take long: lost workers, kills, memory, notebooks that train, a quarter of Keras' own"
 	@echo "make test-keras  run all of Keras' own tests that train, as they are and in micro-batches"
 	@echo "make test-helper run the tests of the helper alone, without the lab, the notebooks and the browser; those that"
 	@echo "                 take long, too: make test-helper CHOICE="

@@ -1,4 +1,5 @@
 from . import accumulator as accumulator
+from . import chunked as chunked
 from . import cluster as cluster
 from . import static_graph as static_graph
 from . import window as window
@@ -10,6 +11,7 @@ from .averaging import average_gradients as average_gradients
 from .drawing.graph_view import Diagram as Diagram
 from .drawing.graph_view import draw_graph as draw_graph
 from .fit import clipping as clipping
+from .fit.losses.chunked_head import ChunkedHead as ChunkedHead
 from .fit.losses.whole_batch import WholeBatch as WholeBatch
 from .fit.microbatched import microbatched as microbatched
 from .fit.records import UpdateRecord as UpdateRecord

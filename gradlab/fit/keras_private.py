@@ -150,6 +150,12 @@ def compiled_loss(model: keras.Model) -> tuple:
     return (None, None) if loss is None else (loss._user_loss, loss._user_loss_weights)
 
 
+def compiled_metrics(model: keras.Model) -> list:
+    """The metrics that the model was compiled with, in nests."""
+    metrics = model._compile_metrics
+    return [] if metrics is None else [metrics._user_metrics, metrics._user_weighted_metrics]
+
+
 def never_build_loss(model: keras.Model) -> None:
     """Keeps Keras from calling the compiled loss to find out what it needs: it cannot pass on
     several outputs."""

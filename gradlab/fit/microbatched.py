@@ -17,6 +17,7 @@ from gradlab._batches import as_tensor, examples_of, map_tensors
 from gradlab.fit import keras_private as internals
 from gradlab.fit.evaluation import WindowEvaluation, predict_in_microbatches
 from gradlab.fit.keras_private import has_own
+from gradlab.fit.losses.chunked_head import check_metrics
 from gradlab.fit.losses.loss_terms import Objective
 from gradlab.fit.losses.whole_batch import WholeBatch
 from gradlab.fit.metrics.epoch_metrics import EpochNoiseScale, Skipped
@@ -245,6 +246,7 @@ class _Steps:
         if self._measures_noise:
             check_one_replica(model, "noise_scale")
         loss, loss_weights = internals.compiled_loss(model)
+        check_metrics(loss, internals.compiled_metrics(model))
         if isinstance(loss, WholeBatch):
             internals.never_build_loss(model)
         has_loss = has_own(model, "compute_loss")

@@ -9,6 +9,7 @@ import benchmarks.__main__ as benchmark
 import benchmarks.classroom.__main__ as classroom
 import gradlab
 from benchmarks import (
+    chunked,
     first_update,
     gpu,
     growth,
@@ -193,7 +194,7 @@ def test_texts_and_six_models_are_measured(monkeypatch):
         by_tokens["padding"] < fixed["padding"] < 1
         and min(fixed["tokens"], by_tokens["tokens"]) > 0
     )
-    monkeypatch.setattr(six_models, "MODELS", {"VAE": six_models.MODELS["VAE"]})
+    monkeypatch.setattr(six_models, "MODELS", {"CLIP": six_models.MODELS["CLIP"]})
     [row] = six_models.measure(1)
     assert row["gradlab"] < row["Keras"]
 
@@ -303,3 +304,15 @@ def test_a_worker_reports_errors_and_goes_on():
         assert worker.seconds("big batch", "", "dense", 1, 8, 1) > 0
     finally:
         worker.close()
+
+
+@pytest.mark.slow
+def test_a_table_in_chunks_never_exists_as_a_whole():
+    """Three quarters of a table of 512 x 32,768 logits are saved. 8,192 x 8,192 pairs, whose table
+    alone takes 256 MiB, need less."""
+    whole, chunks = chunked.measure("text", 0), chunked.measure("text", 1024, 1)
+    assert chunks["loss"] == pytest.approx(whole["loss"], rel=1e-6)
+    assert whole["mebibytes"] - chunked.measure("text", 1024)["mebibytes"] > 64 * 3 / 4
+    assert chunked.measure("pairs", 512)["mebibytes"] < 256
+    table = chunked.as_table("text", [(0, whole, chunks), (1024, whole, chunks)])
+    assert table.count("(1.00) |") == 2 and "512 x 1,024" in table

@@ -48,6 +48,10 @@ def test_it_can_be_imported(path):
 ATTRIBUTES = {
     "Model._compile_loss": lambda: built()._compile_loss.built is False,
     "Model._compile_metrics": lambda: built()._compile_metrics.built is False,
+    "CompileMetrics._user_metrics": lambda: built()._compile_metrics._user_metrics == ["mae"],
+    "CompileMetrics._user_weighted_metrics": lambda: (
+        built()._compile_metrics._user_weighted_metrics is None
+    ),
     "Model._compute_loss": lambda: callable(built()._compute_loss),
     "Model._flatten_layers": lambda: (
         [type(one) for one in built()._flatten_layers()][1:]

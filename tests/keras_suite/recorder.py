@@ -3,7 +3,7 @@ micro-batches and without.
 
 It runs in processes of its own, which `suite.py` starts. Environment variables tell each of them
 its part of the tests, GRADLAB_PART ("0 2": every second one, from the first), the file for its
-record, GRADLAB_SUITE, and whether to run only the quick half, GRADLAB_QUICK.
+record, GRADLAB_SUITE, and whether to run only the quick part, GRADLAB_QUICK.
 """
 
 import ast
@@ -234,7 +234,7 @@ def pytest_collection_modifyitems(items: list) -> None:
     if os.environ["GRADLAB_QUICK"]:
         short = [item for item in trains if not among(item.nodeid, LONG)]
         one_each = {(item.path, item.cls, inspect.unwrap(item.function)): item for item in short}
-        trains = list(one_each.values())
+        trains = list(one_each.values())[::2]
     first, step = map(int, os.environ["GRADLAB_PART"].split())
     items[:] = trains[first::step]
 

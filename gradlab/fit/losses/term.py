@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from gradlab.fit import keras_private as internals
+from gradlab.fit.losses.chunked_head import ChunkedLoss
 from gradlab.fit.losses.whole_batch import BatchLossInputs
 
 # Losses whose targets are class numbers or texts, with another rank than the predictions.
@@ -104,7 +105,7 @@ class SumAndDivisor(keras.losses.Loss):
         self._check_ranks(y_true, y_pred, mask, sample_weight)
         divisor, kind = self._divisor(mask, sample_weight, total.dtype)
         labels = self._labels(y_true, y_pred)
-        is_known = internals.is_by_example(self._loss)
+        is_known = internals.is_by_example(self._loss) or isinstance(self._loss, ChunkedLoss)
         padded = self._counts_padding(y_true, y_pred, mask, sample_weight)
         self._terms.append(
             Term(
@@ -244,6 +245,8 @@ class SumAndDivisor(keras.losses.Loss):
         return mask is None and not weighted
 
     def _labels(self, y_true, y_pred) -> tuple | None:
+        if isinstance(self._loss, ChunkedLoss):
+            return y_true, self._loss.head.classes, self._loss.ignore_class
         function, arguments = internals.function_of_loss(self._loss)
         if (
             function is not keras.losses.sparse_categorical_crossentropy

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from gradlab._batches import map_tensors, rows_of
 from gradlab.fit import keras_private as internals
+from gradlab.fit.losses.chunked_head import ChunkedAccuracy
 from gradlab.fit.losses.loss_terms import Objective
 
 CALLS_WARNING = (
@@ -166,7 +167,9 @@ def plan_metrics(
         if reads and is_constant and internals.is_function_metric(metric) and not has_own_metrics:
             after.append(metric)
             continue
-        if reads and any(map(reads, values.values())):
+        # The weights of a chunked head belong to the forward pass
+        in_forward = isinstance(metric, ChunkedAccuracy)
+        if reads and not in_forward and any(map(reads, values.values())):
             warnings.append(READS_WARNING.format(name=metric.name))
         if all(of_data(value) for value in values.values()):
             continue  # nothing in it counts calls
