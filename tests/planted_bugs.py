@@ -1081,7 +1081,7 @@ BUGS = (
         "the_last_chunk_of_a_vocabulary_is_left_out",
         "gradlab/chunked.py",
         "        self._blocks = -(-self.classes // self._chunk)",
-        "        self._blocks = tf.maximum(1, self.classes // self._chunk) if not isinstance(self.classes, int) else max(1, self.classes // self._chunk)",
+        "        self._blocks = max(1, self.classes // self._chunk)",
         ("tests/test_chunked.py",),
     ),
     Bug(
