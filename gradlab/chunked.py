@@ -21,6 +21,10 @@ import tensorflow as tf
 from gradlab import _checks
 from gradlab.averaging import accumulation_dtype
 
+ONCE = (
+    "A loss in chunks can be differentiated once."  # its sums are not part of the second derivative
+)
+
 
 class Block(NamedTuple):
     """Some columns of a table.
@@ -33,7 +37,7 @@ class Block(NamedTuple):
     """
 
     logits: tf.Tensor
-    first: tf.Tensor
+    first: int | tf.Tensor
     is_new: tf.Tensor | None
 
     def only_new(self, values: tf.Tensor, otherwise: float) -> tf.Tensor:
@@ -45,8 +49,8 @@ class Block(NamedTuple):
     def of_labels(self, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """For each row whether its label is among the new columns, and the label's column in the
         block, or 0."""
-        column = labels - self.first
-        is_here = (column >= 0) & (column < tf.shape(self.logits)[1])
+        column = labels - tf.cast(self.first, labels.dtype)
+        is_here = (column >= 0) & (column < tf.shape(self.logits, labels.dtype)[1])
         if self.is_new is not None:
             is_here &= tf.gather(self.is_new, tf.where(is_here, column, 0))
         return is_here, tf.where(is_here, column, 0)
@@ -82,6 +86,7 @@ def cross_entropy(
     Raises:
         ValueError: chunk is no positive integer, label_smoothing is not from 0 to below 1, or
             labels are no integers.
+        LookupError: a second derivative was asked for.
 
     Example:
         >>> hidden, kernel = tf.ones([1, 3, 2]), tf.zeros([2, 1000])
@@ -266,7 +271,7 @@ class _Table:
         labels = tf.convert_to_tensor(labels)
         if not labels.dtype.is_integer:
             raise ValueError(f"labels must be integers. Received: {labels.dtype.name}")
-        targets = tf.reshape(tf.cast(labels, tf.int32), [-1])
+        targets = tf.reshape(tf.cast(labels, tf.int64), [-1])
 
         def add(number: int | tf.Tensor, own: tf.Tensor, *sums: tf.Tensor) -> tuple:
             block = self.block(number)[0]
@@ -296,7 +301,7 @@ class _Table:
     def _gradients(self, targets: tf.Tensor, slope: Callable, of_label: tf.Tensor) -> tuple:
         """The gradients of the rows, of the kernel and of the bias."""
         rows = self.rows
-        numbers = tf.range(tf.shape(rows)[0])
+        numbers = tf.range(tf.shape(rows, targets.dtype)[0])
 
         def add(
             number: int | tf.Tensor, of_rows: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor
@@ -317,7 +322,9 @@ class _Table:
                 _added(bias, block.first, tf.reduce_sum(exact, axis=0), 0),
             )
 
-        return self.over_blocks(tuple(map(tf.zeros_like, (rows, self._kernel, self._bias))), add)
+        begin = tuple(map(tf.zeros_like, (rows, self._kernel, self._bias)))
+        found = self.over_blocks(begin, add)
+        return tuple(tf.raw_ops.PreventGradient(input=each, message=ONCE) for each in found)
 
 
 def _added(whole: tf.Tensor, first: int | tf.Tensor, block: tf.Tensor, axis: int) -> tf.Tensor:

@@ -165,9 +165,22 @@ def test_a_contrastive_loss_in_both_directions():
 
 def test_a_label_that_is_no_class_gives_nan_as_on_a_gpu():
     labels = LABELS.copy()
-    labels[0, 0], labels[1, 1] = CLASSES, -1
+    labels[0, :3] = CLASSES, -1, 2**32 + 1
     losses = chunked.cross_entropy(INPUTS, KERNEL, labels, chunk=7).numpy()
-    assert np.isnan(losses[0, 0]) and np.isnan(losses[1, 1]) and np.isnan(losses).sum() == 2
+    assert np.isnan(losses[0, :3]).all() and np.isnan(losses).sum() == 3
+
+
+def test_a_second_derivative_is_refused():
+    """The sums over the chunks would not count in it."""
+    inputs = tf.constant(INPUTS)
+    with tf.GradientTape() as outer:
+        outer.watch(inputs)
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            losses = chunked.cross_entropy(inputs, KERNEL, LABELS, chunk=7)
+        gradient = tape.gradient(losses, inputs)
+    with pytest.raises(LookupError, match="can be differentiated once"):
+        outer.gradient(gradient, inputs)
 
 
 @pytest.mark.parametrize(

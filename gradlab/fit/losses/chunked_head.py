@@ -142,7 +142,7 @@ class ChunkedLoss(keras.losses.Loss):
 
     def call(self, y_true: Any, y_pred: Any) -> tf.Tensor:
         """A loss for each label."""
-        labels = tf.cast(_without_last(y_true, y_pred), tf.int32)
+        labels = tf.cast(_without_last(y_true, y_pred), tf.int64)
         counts = tf.ones_like(labels, tf.bool)
         if self.ignore_class is not None:
             counts = labels != self.ignore_class
