@@ -21,9 +21,8 @@ import tensorflow as tf
 from gradlab import _checks
 from gradlab.averaging import accumulation_dtype
 
-ONCE = (
-    "A loss in chunks can be differentiated once."  # its sums are not part of the second derivative
-)
+# The sums over the blocks are no part of a second derivative, which would be wrong
+ONCE = "A loss in chunks can be differentiated once."
 
 
 class Block(NamedTuple):
