@@ -156,7 +156,7 @@ class ChunkedLoss(keras.losses.Loss):
         return losses
 
     def get_config(self) -> dict:
-        raise NotImplementedError(
+        raise ValueError(
             "A chunked loss belongs to the layer of one model, so it is not saved: save the "
             "model's weights, or the model before compile. Received: " + self.name
         )
