@@ -9,11 +9,10 @@ import tensorflow as tf
 from gradlab import _checks, chunked
 from gradlab.fit import keras_private as internals
 
-# Of these the logits are known. ReversibleEmbedding is new in Keras 3.13.
-_DENSE = (keras.layers.Dense,)
-_EMBEDDINGS = (
+# Of these and of Dense the logits are known. ReversibleEmbedding is new in Keras 3.13.
+EMBEDDINGS = (
     keras.layers.Embedding,
-    *(each for each in [getattr(keras.layers, "ReversibleEmbedding", None)] if each),
+    getattr(keras.layers, "ReversibleEmbedding", keras.layers.Embedding),
 )
 
 
@@ -51,7 +50,8 @@ class ChunkedHead(keras.layers.Layer):
 
     def __init__(self, head: keras.layers.Layer, chunk: int | None = None, **kwargs: Any):
         _check_head(head)
-        classes = head.units if type(head) in _DENSE else head.input_dim
+        is_dense = type(head) is keras.layers.Dense
+        classes = head.units if is_dense else head.input_dim
         chunk = -(-classes // 32) if chunk is None else chunk
         _checks.positive_integer("chunk", chunk, otherwise="None or ")
         if chunk > classes:
@@ -61,6 +61,7 @@ class ChunkedHead(keras.layers.Layer):
         super().__init__(**{"dtype": head.dtype_policy} | kwargs)
         self.supports_masking = True
         self.head = head
+        self.is_dense = is_dense
         self.chunk = int(chunk)
         self.classes = classes
 
@@ -75,7 +76,7 @@ class ChunkedHead(keras.layers.Layer):
     def logits(self, hidden: Any) -> tf.Tensor:
         """The logits of hidden states, all at once: those of the head, shape (..., classes)."""
         hidden = tf.cast(hidden, self.compute_dtype)
-        if type(self.head) in _DENSE:
+        if self.is_dense:
             return self.head(hidden)
         return tf.matmul(hidden, tf.cast(self.head.embeddings, hidden.dtype), transpose_b=True)
 
@@ -110,12 +111,11 @@ class ChunkedHead(keras.layers.Layer):
 
     def arguments(self, hidden: tf.Tensor) -> dict[str, Any]:
         """What functions of `gradlab.chunked` need of it."""
-        is_dense = type(self.head) in _DENSE
         return {
             "inputs": tf.cast(hidden, self.compute_dtype),
-            "kernel": self.head.kernel if is_dense else self.head.embeddings,
-            "bias": self.head.bias if is_dense else None,
-            "transposed": not is_dense,
+            "kernel": self.head.kernel if self.is_dense else self.head.embeddings,
+            "bias": self.head.bias if self.is_dense else None,
+            "transposed": not self.is_dense,
             "chunk": self.chunk,
         }
 
@@ -142,18 +142,18 @@ class ChunkedLoss(keras.losses.Loss):
 
     def call(self, y_true: Any, y_pred: Any) -> tf.Tensor:
         """A loss for each label."""
-        labels = tf.cast(_without_last(y_true, y_pred), tf.int64)
-        counts = tf.ones_like(labels, tf.bool)
-        if self.ignore_class is not None:
-            counts = labels != self.ignore_class
-            labels = tf.where(counts, labels, 0)
-        losses = chunked.cross_entropy(
-            labels=labels, label_smoothing=self.label_smoothing, **self.head.arguments(y_pred)
-        )
-        losses = tf.where(counts, losses, 0.0)
-        if self.ignore_class is not None:
-            internals.set_mask(losses, counts)
+        labels = _labels(y_true, y_pred)
+        if self.ignore_class is None:
+            return self._losses(labels, y_pred)
+        counts = labels != self.ignore_class
+        losses = tf.where(counts, self._losses(tf.where(counts, labels, 0), y_pred), 0.0)
+        internals.set_mask(losses, counts)
         return losses
+
+    def _losses(self, labels: tf.Tensor, hidden: tf.Tensor) -> tf.Tensor:
+        return chunked.cross_entropy(
+            labels=labels, label_smoothing=self.label_smoothing, **self.head.arguments(hidden)
+        )
 
     def get_config(self) -> dict:
         raise ValueError(
@@ -167,9 +167,8 @@ class ChunkedAccuracy(keras.metrics.MeanMetricWrapper):
 
     def __init__(self, head: ChunkedHead, name: str):
         def matches(y_true: Any, y_pred: Any) -> tf.Tensor:
-            best = chunked.argmax(**head.arguments(y_pred))
-            labels = tf.cast(_without_last(y_true, y_pred), tf.int32)
-            return tf.cast(best == labels, self.dtype)
+            best = tf.cast(chunked.argmax(**head.arguments(y_pred)), tf.int64)
+            return tf.cast(best == _labels(y_true, y_pred), self.dtype)
 
         super().__init__(matches, name)
 
@@ -193,11 +192,12 @@ def check_metrics(loss: Any, metrics: list) -> None:
 
 def _check_head(head: Any) -> None:
     problem = ""
-    if type(head) not in (*_DENSE, *_EMBEDDINGS):
+    is_dense = type(head) is keras.layers.Dense
+    if not is_dense and type(head) not in EMBEDDINGS:
         problem = repr(head)
-    elif type(head) in _DENSE and head.activation is not keras.activations.linear:
+    elif is_dense and head.activation is not keras.activations.linear:
         problem = f"an activation, {head.activation.__name__}"
-    elif type(head) in _DENSE and head.activity_regularizer is not None:
+    elif is_dense and head.activity_regularizer is not None:
         problem = f"an activity_regularizer, {head.activity_regularizer!r}"
     elif not getattr(head, "tie_weights", True):
         problem = "an embedding with tie_weights=False"
@@ -212,8 +212,8 @@ def _check_head(head: Any) -> None:
         )
 
 
-def _without_last(y_true: Any, y_pred: Any) -> tf.Tensor:
-    """The labels without a last axis of size 1, as Keras takes them."""
-    labels = tf.convert_to_tensor(y_true)
+def _labels(y_true: Any, y_pred: Any) -> tf.Tensor:
+    """The labels as int64, without a last axis of size 1, as Keras takes them."""
+    labels = tf.cast(y_true, tf.int64)
     has_last = labels.shape.rank == y_pred.shape.rank and labels.shape[-1] == 1
     return tf.squeeze(labels, -1) if has_last else labels
