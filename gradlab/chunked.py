@@ -9,8 +9,9 @@ dropped; the backward pass computes it again::
     backward:  for each block of classes:  z again;  d = the loss's derivative by z
                gradient of inputs += d @ kernel[block]^T;  gradient of kernel[block] = inputs^T @ d
 
-The sum of exponentials is kept as its logarithm (Milakov and Gimelshein 2018, arXiv 1805.02867). For
-large tables this takes no more time than the whole one, because a block fits into a cache.
+The sum of exponentials is kept as its logarithm (Milakov and Gimelshein 2018, arXiv 1805.02867). A
+small block makes up for the products that are computed twice; a large one does not
+(docs/guides/large_vocabulary.md).
 """
 
 from collections.abc import Callable
