@@ -236,29 +236,71 @@ function chips(model, hidden, changed) {
   return { list, table, update };
 }
 
-/** A run of the page alone, from a few seeds. */
-function startPreview(/** @type {import("./offline/page_run.js").Trained} */ facts, redraw) {
-  const run = newRun(0, facts.settings, facts.seeds);
-  let timer = null;
-  const workers = new Workers(facts, ({ seed, made }) => {
-    run.seeds[seed].push(...made);
-    timer = timer ?? setTimeout(() => {
-      timer = null;
-      redraw();
-    }, PACE);
-  }, () => {}); // without workers there is no preview
-  workers.begin(0, facts.settings);
-  return {
-    data: () => {
-      if (!Math.max(...countsOf(run))) return null;
-      const current = drawn(run, 0, `in the page: k = ${run.settings.k}, b = ${run.settings.b}`);
-      const experiment = { ...facts.settings, updates: facts.updates };
-      return { runs: [current], current, points: [], point: current.point, experiment };
-    },
-    end: () => {
-      clearTimeout(timer);
-      workers.end();
-    },
+const previews = new WeakMap(); // by what Python says of them
+
+/** A run of the page alone, from a few seeds, until the kernel has one. */
+class Preview {
+  constructor(/** @type {import("./offline/page_run.js").Trained} */ facts) {
+    this.facts = facts;
+    this.run = newRun(0, facts.settings, facts.seeds);
+    this.views = new Set(); // functions that draw it
+    this.drawing = null; // the timer of the next drawing
+    this.workers = new Workers(facts, (told) => this.take(told), () => {}); // without workers there is no preview
+    this.workers.begin(0, facts.settings);
+  }
+
+  take({ seed, made }) {
+    const first = !this.count();
+    this.run.seeds[seed].push(...made);
+    if (first) this.draw();
+    else this.drawing = this.drawing ?? setTimeout(() => this.draw(), PACE);
+  }
+
+  draw() {
+    this.drawing = null;
+    this.views.forEach((draw) => draw());
+  }
+
+  count() {
+    return Math.max(...countsOf(this.run));
+  }
+
+  data() {
+    if (!this.count()) return null;
+    const { k, b } = this.facts.settings;
+    const current = drawn(this.run, 0, `in the page: k = ${k}, b = ${b}`);
+    const experiment = { ...this.facts.settings, updates: this.facts.updates };
+    return { runs: [current], current, points: [], point: current.point, experiment };
+  }
+
+  end() {
+    clearTimeout(this.drawing);
+    this.workers.end();
+  }
+}
+
+/** Train in the page while the kernel loads TensorFlow: from when the page hears of the lab, before it shows it. */
+function initialize({ model }) {
+  let preview = null;
+
+  function change() {
+    preview?.end();
+    preview = null;
+    const facts = model.get("preview");
+    if (!facts.worker) return;
+    try {
+      preview = new Preview(facts);
+    } catch {
+      return; // a page that lets nothing compute beside it waits for the kernel
+    }
+    previews.set(facts, preview);
+  }
+
+  model.on("change:preview", change);
+  change();
+  return () => {
+    preview?.end();
+    model.off("change:preview", change);
   };
 }
 
@@ -321,32 +363,24 @@ function showCharts({ model, el: root }) {
     named.update(known.sent.map((number) => store.get(number)), known.now, known.cells, looks(root));
   }
 
-  /** Train in the page while the kernel loads TensorFlow. */
-  function beginPreview() {
-    const facts = model.get("preview");
-    if (preview || known.now || !facts.worker) return;
-    try {
-      preview = startPreview(facts, redraw);
-    } catch {
-      return; // a page that lets nothing compute beside it waits for the kernel
-    }
-    own.textContent = `TensorFlow is loading. Until then the page itself trains, on ${
-      plain(facts.trainingExamples)
-    } digits.`;
-    own.hidden = false;
-  }
-
+  /** Show what the page trains by itself, while it does. */
   function changePreview() {
-    if (model.get("preview").worker) return;
-    endPreview();
+    preview?.views.delete(redraw);
+    preview = previews.get(model.get("preview")) ?? null;
+    preview?.views.add(redraw);
+    own.hidden = !preview;
+    if (preview) {
+      const digits = plain(preview.facts.trainingExamples);
+      own.textContent = `TensorFlow is loading. Until then the page itself trains, on ${digits} digits.`;
+    }
     redraw();
   }
 
   function endPreview() {
     if (!preview) return;
     preview.end();
-    preview = null;
-    own.hidden = true;
+    previews.delete(preview.facts);
+    changePreview();
   }
 
   function ask() {
@@ -483,11 +517,10 @@ function showCharts({ model, el: root }) {
     nudge();
     nudges = setInterval(nudge, NUDGE);
     USED.forEach((event) => lab.addEventListener(event, ask)); // a kernel that is gone is noticed when it is needed
-    beginPreview();
   });
-  redraw();
+  changePreview();
   return () => {
-    endPreview();
+    preview?.views.delete(redraw);
     visible = false; // no frame that is under way asks again
     [asked, again].forEach(clearTimeout);
     clearInterval(nudges);
@@ -503,4 +536,4 @@ function showCharts({ model, el: root }) {
   };
 }
 
-export default { render: showCharts };
+export default { initialize, render: showCharts };

@@ -24,9 +24,9 @@ def module(*names: str) -> str:
     return re.sub(r"^ *(//.*|/\*\*.*\*/)\n", "", joined, flags=re.MULTILINE)
 
 
-def script(name: str) -> str:
-    """A file of this folder that imports nothing, without its exports, as a classic worker runs it.
+def script(*names: str) -> str:
+    """Files of this folder as one without exports, as a classic worker runs it.
 
     Chromium lets no page of a file start a worker that is a module.
     """
-    return re.sub(r"^export ", "", module(name), flags=re.MULTILINE)
+    return re.sub(r"^export ", "", module(*names), flags=re.MULTILINE)

@@ -245,9 +245,9 @@ def needs_kernel(e: Experiment) -> str:
 
 @functools.cache
 def sources() -> dict[str, str]:
-    """What the workers of a page get: the digits, and the source of training.js."""
+    """What the workers of a page get: the digits, and the source that unpacks them and trains."""
     packed = base64.b64encode(digits.PACKED.read_bytes()).decode()
-    return {"digits": packed, "worker": script("offline/training")}
+    return {"digits": packed, "worker": script("offline/digits", "offline/training")}
 
 
 @functools.cache

@@ -12,6 +12,19 @@ const MULTIPLE = 4; // of so many pixels, because training.js takes as many toge
  * @property {Float32Array} levels From 0 to 1; 0 where a pixel only fills up an image.
  */
 
+/** @returns {ArrayBuffer} What Python has written in base64. */
+export function bytes(/** @type {string} */ base64) {
+  const letters = atob(base64);
+  const found = new Uint8Array(letters.length);
+  for (let i = 0; i < found.length; i++) found[i] = letters.charCodeAt(i);
+  return found.buffer;
+}
+
+/** @returns {Promise<Digits>} The digits of a page, which Python has packed and written in base64. */
+export async function digitsOf(/** @type {string} */ base64) {
+  return unpacked(await inflated(bytes(base64)));
+}
+
 /** Undo zlib.compress. */
 export async function inflated(/** @type {BufferSource} */ content) {
   const stream = new Blob([content]).stream().pipeThrough(new DecompressionStream("deflate"));

@@ -5,7 +5,8 @@ import { looks } from "../canvas.js";
 import { chart, el, moreViews } from "../charts.js";
 import { showOneUpdate } from "../one_update.js";
 import { colorOf, column, contrast, plain, STYLES, VIEWS } from "../plots.js";
-import { bytes, countsOf, drawn, newRun, PACE, Workers } from "./page_run.js";
+import { bytes } from "./digits.js";
+import { countsOf, drawn, newRun, PACE, Workers } from "./page_run.js";
 
 /**
  * @typedef {import("./page_run.js").Trained & OwnFacts} Page What Python writes into the page.
@@ -239,7 +240,7 @@ export function showOffline(/** @type {HTMLElement} */ root, /** @type {Page} */
       fail(error);
       return;
     }
-    workers.begin(run.number, run.settings).catch(fail);
+    workers.begin(run.number, run.settings);
     redraw();
   }
 

@@ -1,5 +1,4 @@
 /** A run that a page trains by itself, in workers, and its numbers as the views draw them. */
-import { inflated, unpacked } from "./digits.js";
 import { COLUMNS, DOTS, dotsOf, pointOf, rowsOf } from "./run_rows.js";
 
 /**
@@ -11,14 +10,10 @@ import { COLUMNS, DOTS, dotsOf, pointOf, rowsOf } from "./run_rows.js";
  * @property {number} trainingExamples
  * @property {number} testExamples
  * @property {string} digits As digits.py packs them, in base64.
- * @property {string} worker The source of training.js.
+ * @property {string} worker The source of digits.js and training.js.
  */
 
 export const PACE = 150; // milliseconds between two drawings
-
-export function bytes(base64) {
-  return Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0)).buffer;
-}
 
 let address = null; // of the worker's source, the same for all labs of a page
 
@@ -32,15 +27,11 @@ export class Workers {
     this.all.forEach((worker) => {
       worker.onmessage = ({ data }) => take(data);
       worker.onerror = fail;
+      worker.postMessage({ digits: page.digits }); // packed, so that the page stays quick
     });
-    this.ready = inflated(bytes(page.digits)).then(unpacked).then((digits) =>
-      this.all.forEach((worker) => worker.postMessage({ digits }))
-    );
-    this.ready.catch(fail);
   }
 
-  async begin(number, settings) {
-    await this.ready;
+  begin(number, settings) {
     this.all.forEach((worker, seed) => worker.postMessage({ job: { ...this.job, ...settings, number, seed } }));
   }
 
@@ -48,8 +39,7 @@ export class Workers {
     this.all.forEach((worker) => worker.terminate());
   }
 
-  async pause(on) {
-    await this.ready;
+  pause(on) {
     this.all.forEach((worker) => worker.postMessage({ pause: on }));
   }
 }

@@ -5,6 +5,8 @@
  * optimizer keeps are float32, as there. The second part is a worker, which trains some seeds and posts what it did.
  */
 
+import { digitsOf } from "./digits.js";
+
 const [INPUTS, UNITS, CLASSES] = [784, 128, 10];
 
 // Where each part begins in an array of all weights, which ends with the biases of the logits.
@@ -289,14 +291,14 @@ async function train(digits, job, tell) {
 
 /** Do what the page asks for. It sends the digits first, then jobs, of which the last one counts. */
 function serve(scope) {
-  let digits = null;
+  let digits = null; // a promise
   let current = null;
   let pause = null; // a promise that ends with the pause
   let resume = () => {};
 
   async function begin(job) {
     current = job;
-    await train(digits, job, async (made, finished) => {
+    await train(await digits, job, async (made, finished) => {
       scope.postMessage({ number: job.number, seed: job.seed, made, finished });
       await new Promise((go) => setTimeout(go)); // hears what the page has sent
       while (pause && job === current) await pause;
@@ -307,7 +309,7 @@ function serve(scope) {
   scope.onmessage = ({ data }) => {
     resume();
     pause = data.pause ? new Promise((end) => (resume = () => end(null))) : null;
-    if (data.digits) digits = data.digits;
+    if (data.digits) digits = digitsOf(data.digits);
     if (data.job) begin(data.job).catch(report);
   };
 }
