@@ -463,7 +463,6 @@ function showCharts({ model, el: root }) {
           merged(before, sent, content.columns, floats(buffers[2 * i]), floats(buffers[2 * i + 1])),
         );}
     });
-    if (content.now && Math.max(...content.runs[0].counts) > 0) endPreview();
     haunt(content);
     known.sent = content.runs.map(({ number }) => number).filter((number) => store.has(number));
     known.sent.forEach((number, i) => {
@@ -475,6 +474,7 @@ function showCharts({ model, el: root }) {
     }
     known.points = content.points ?? known.points;
     Object.assign(experiment, content.experiment);
+    if (content.now && Math.max(...content.runs[0].counts) > 0) endPreview();
     redraw();
     if (late) ask();
     else if (content.again !== null) again = setTimeout(() => requestAnimationFrame(ask), content.again);
