@@ -8,6 +8,7 @@ from .auditing.audit import audit as audit
 from .auditing.problem import Problem as Problem
 from .auditing.report import Audit as Audit
 from .averaging import average_gradients as average_gradients
+from .batch_ramp import BatchRamp as BatchRamp
 from .drawing.graph_view import Diagram as Diagram
 from .drawing.graph_view import draw_graph as draw_graph
 from .fit import clipping as clipping

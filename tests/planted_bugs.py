@@ -1286,6 +1286,36 @@ BUGS = (
         "        return max(",
         ("tests/lab/widget/test_chart_rows.py", "tests/lab/widget/test_page_messages.py"),
     ),
+    # ---- batches that grow ----
+    Bug(
+        "ramp_begins_one_update_late",
+        "gradlab/batch_ramp.py",
+        'side="right"',
+        'side="left"',
+        ("tests/test_batch_ramp.py",),
+    ),
+    Bug(
+        "ramp_reads_the_same_examples_again",
+        "gradlab/batch_ramp.py",
+        "examples.skip(passed)",
+        "examples.skip(0 * passed)",
+        ("tests/test_batch_ramp.py",),
+    ),
+    Bug(
+        "ramp_reads_the_optimizer_too_early",
+        "gradlab/batch_ramp.py",
+        "        def reached() -> int:\n            return 0 if",
+        "        known = 0 if optimizer is None else int(tf.convert_to_tensor(optimizer.iterations.value))\n\n"
+        "        def reached() -> int:\n            return known if optimizer else 0 if",
+        ("tests/test_batch_ramp.py",),
+    ),
+    Bug(
+        "rate_grows_one_update_late",
+        "gradlab/batch_ramp.py",
+        "[update - 1 for update in later]",
+        "[*later]",
+        ("tests/test_batch_ramp.py",),
+    ),
     # ---- the training in a page without a kernel ----
     Bug(
         "page_applies_the_sum",
