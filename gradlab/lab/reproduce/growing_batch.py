@@ -103,10 +103,6 @@ def study(quick: bool = False) -> Study:
 def expected_losses(schedule: PhaseSchedule, examples: int) -> list[dict[str, Any]]:
     """The exact expected excess loss at the end of each phase.
 
-    With the squared errors m of the weights, one example's gradient has the mean square 2 h**2 m +
-    h (h m) + h in each component (the fourth moments of normal inputs), and the mean gradient's
-    square is h**2 m.
-
     Args:
         schedule: learning rate and batch of each phase.
         examples: the examples of a phase.
@@ -122,8 +118,7 @@ def expected_losses(schedule: PhaseSchedule, examples: int) -> list[dict[str, An
     for phase in range(PHASES):
         rate, batch = schedule.at(phase)
         for _ in range(examples // batch):
-            signal = h**2 * m
-            noise = (signal + h * (h @ m) + h) / batch
+            signal, noise = gradient_moments(m, batch)
             step = rate / math.sqrt((signal + noise).sum()) if schedule.normalized else rate
             m = (1 - step * h) ** 2 * m + step**2 * noise
         updates += examples // batch
@@ -137,6 +132,18 @@ def expected_losses(schedule: PhaseSchedule, examples: int) -> list[dict[str, An
             row | {"rate": round(rate, 6), "batch": batch, "excess_loss": float(f"{h @ m / 2:.6g}")}
         )
     return rows
+
+
+def gradient_moments(m: np.ndarray, batch: int) -> tuple[np.ndarray, np.ndarray]:
+    """The square of the expected gradient of a batch, and the variance around it, shapes (WEIGHTS,).
+
+    With the squared errors m of the weights, one example's gradient has the mean square 2 h**2 m +
+    h (h m) + h in each component (the fourth moments of normal inputs), and the mean gradient's
+    square is h**2 m.
+    """
+    h = curvatures()
+    signal = h**2 * m
+    return signal, (signal + h * (h @ m) + h) / batch
 
 
 def curvatures() -> np.ndarray:
