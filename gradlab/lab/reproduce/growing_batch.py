@@ -134,16 +134,18 @@ def expected_losses(schedule: PhaseSchedule, examples: int) -> list[dict[str, An
     return rows
 
 
-def gradient_moments(m: np.ndarray, batch: int) -> tuple[np.ndarray, np.ndarray]:
+def gradient_moments(
+    m: np.ndarray, batch: int, label_noise: float = 1.0
+) -> tuple[np.ndarray, np.ndarray]:
     """The square of the expected gradient of a batch, and the variance around it, shapes (WEIGHTS,).
 
     With the squared errors m of the weights, one example's gradient has the mean square 2 h**2 m +
-    h (h m) + h in each component (the fourth moments of normal inputs), and the mean gradient's
-    square is h**2 m.
+    h (h m) + h in each component (the fourth moments of normal inputs, and the variance 1 of the
+    labels' noise), and the mean gradient's square is h**2 m.
     """
     h = curvatures()
     signal = h**2 * m
-    return signal, (signal + h * (h @ m) + h) / batch
+    return signal, (signal + h * (h @ m) + label_noise * h) / batch
 
 
 def curvatures() -> np.ndarray:

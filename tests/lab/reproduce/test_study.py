@@ -12,7 +12,13 @@ import pytest
 from gradlab._parser import STUDIES
 from gradlab.lab.experiments import datasets
 from gradlab.lab.figures import picture
-from gradlab.lab.reproduce import growing_batch, noise_scale, noisy_quadratic, small_batches
+from gradlab.lab.reproduce import (
+    growing_batch,
+    late_switching,
+    noise_scale,
+    noisy_quadratic,
+    small_batches,
+)
 from gradlab.lab.reproduce.study import Claim, Study
 
 COMMITTED = datasets.data_folder() / "results"
@@ -85,6 +91,12 @@ def test_the_committed_claims_follow_from_the_committed_numbers(name):
     elif name == "growing-batch":
         trained = np.random.default_rng(0).random([growing_batch.SEEDS, growing_batch.PHASES])
         again = growing_batch.judge(rows, trained)[:-1]  # the last claim is about a training
+    elif name == "late-switching":
+        trained = np.random.default_rng(0).random([late_switching.SEEDS, 2])
+        again = late_switching.judge(rows, trained)[:-1]
+        assert [claim.found for claim in again] == [
+            claim["found"] for claim in about["claims"][:-1]
+        ]
     else:
         again = MODULES[name].judge(rows)
     for claim, committed in zip(again, about["claims"]):
@@ -225,6 +237,62 @@ def test_schedules_that_do_not_match_are_seen():
         for row in rows
     ]
     assert not growing_batch.judge(wrong, trained)[0].holds
+
+
+# ---- late switching ----
+
+
+def test_the_loss_of_a_switch_is_that_of_many_trainings(monkeypatch):
+    """3,000 trainings in NumPy, without the moments that the formula uses."""
+    monkeypatch.setattr(late_switching, "UPDATES", 40)
+    monkeypatch.setattr(late_switching, "EVERY", 20)
+    monkeypatch.setattr(late_switching, "RATE", 0.2)
+    rows = late_switching.expected_losses(late_switching.Switch("test", 1, 20, 4))
+    assert [row["examples"] for row in rows] == [20, 100]
+    random, h = np.random.default_rng(0), late_switching.curvatures()
+    errors = np.ones([3000, len(h)])
+    for update in range(40):
+        batch = 1 if update < 20 else 4
+        x = random.standard_normal([3000, batch, len(h)]) * np.sqrt(h)
+        residual = np.einsum("rbw,rw->rb", x, errors) + random.standard_normal([3000, batch])
+        errors = errors - 0.2 * np.einsum("rb,rbw->rw", residual, x) / batch
+        if update % 20 == 19:
+            losses = errors**2 @ h / 2
+            expected = rows[update // 20]["excess_loss"]
+            assert abs(losses.mean() - expected) < 4 * losses.std() / math.sqrt(3000)
+
+
+def test_the_control_is_the_one_of_growing_batch():
+    for schedule in growing_batch.SCHEDULES[1:3]:
+        phases = [schedule] * growing_batch.PHASES
+        row = growing_batch.expected_losses(schedule, growing_batch.EXAMPLES)[-1]
+        assert late_switching.last_loss(phases) == pytest.approx(row["excess_loss"], rel=1e-5)
+        assert late_switching.last_loss(phases, growing_batch.PHASES) < 0.01 * row["excess_loss"]
+
+
+def test_a_late_switch_is_judged_by_what_is_left_of_the_distance():
+    rows = [
+        row for switch in late_switching.SWITCHES for row in late_switching.expected_losses(switch)
+    ]
+    exact = [
+        row["excess_loss"]
+        for row in rows
+        if row["schedule"] == late_switching.LATE.name
+        and row["updates"] in (late_switching.SWITCH, late_switching.UPDATES)
+    ]
+    trained = np.outer([0.99, 1, 1.01], exact)
+    catches_up, waits, _, _, as_computed = late_switching.judge(rows, trained)
+    assert catches_up.holds and waits.holds and as_computed.holds
+    assert not late_switching.judge(rows, 1.1 * trained)[-1].holds
+    slow = [
+        row
+        | {
+            "excess_loss": row["excess_loss"]
+            * (1.05 if row["schedule"] == "4, from 3,000: 64" else 1)
+        }
+        for row in rows
+    ]
+    assert [claim.holds for claim in late_switching.judge(slow, trained)[:2]] == [False, False]
 
 
 # ---- noise scale, small batches ----
