@@ -14,6 +14,7 @@ STUDIES = {
     "growing-batch": "Smith et al. 2018 and Meterez et al. 2025: growing batches against falling "
     "learning rates",
     "late-switching": "Wang et al. 2026: large batches at the end of training only",
+    "vanilla-sgd": "Marek et al. 2025: momentum for large and for small batches",
     "small-batches": "Masters and Luschi 2018: small batches against large ones at equal cost",
 }
 FIGURES = ("losses", "accuracy", "loss_noise", "noise_scale", "cost")

@@ -18,6 +18,7 @@ from gradlab.lab.reproduce import (
     noise_scale,
     noisy_quadratic,
     small_batches,
+    vanilla_sgd,
 )
 from gradlab.lab.reproduce.study import Claim, Study
 
@@ -27,6 +28,7 @@ MODULES = {
     "noise-scale": noise_scale,
     "small-batches": small_batches,
     "growing-batch": growing_batch,
+    "vanilla-sgd": vanilla_sgd,
 }
 
 
