@@ -19,7 +19,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from gradlab.lab.figures import picture
-from gradlab.lab.figures.style import STYLES, line, plain_numbers
+from gradlab.lab.figures.style import STYLES, line
 from gradlab.lab.reproduce.study import Claim, Study
 
 PAPER = (
@@ -155,8 +155,11 @@ def figure(rows: list[dict[str, Any]]) -> Figure:
             f"{min(losses):.2g} at the best"
         )
     axes.set(xscale="log", yscale="log", xlabel="learning rate", ylabel="median of the last loss")
-    axes.set_ylim(1e-6, 100)
-    plain_numbers(axes)
+    axes.set_ylim(1e-5, 10)
+    rate_ticks, loss_ticks = [0.003, 0.01, 0.03, 0.1, 0.3], 10.0 ** np.arange(-5, 2)
+    axes.set_xticks(rate_ticks, labels=[f"{rate:g}" for rate in rate_ticks])
+    axes.set_yticks(loss_ticks, labels=[f"{loss:g}" for loss in loss_ticks])
+    axes.minorticks_off()
     drawn.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
     drawn.set_label(
         "The median of the last loss against the learning rate, for large and small batches, with "

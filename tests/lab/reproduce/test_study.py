@@ -297,6 +297,57 @@ def test_a_late_switch_is_judged_by_what_is_left_of_the_distance():
     assert [claim.holds for claim in late_switching.judge(slow, trained)[:2]] == [False, False]
 
 
+# ---- momentum for large and small batches ----
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.4])
+def test_the_mean_loss_of_the_runs_is_that_of_the_moments(momentum):
+    """E[w w], E[w m] and E[m m] of each weight, one update after another."""
+    batch, rate, h = 5.0, 0.03, vanilla_sgd.CURVATURES
+    ww, wm, mm = np.ones(2), np.zeros(2), np.zeros(2)
+    new = 1 - momentum
+    for _ in range(10):
+        squared = (1 + 1 / batch) * h**2 * ww  # of a gradient with its noise
+        mm = momentum**2 * mm + 2 * momentum * new * h * wm + new**2 * squared
+        wm = momentum * wm + new * h * ww
+        ww, wm = ww - 2 * rate * wm + rate**2 * mm, wm - rate * mm
+    setting = vanilla_sgd.Setting("test", batch, 10, momentum, rate)
+    losses = vanilla_sgd.last_losses(setting, rate, 2_000).ravel()
+    expected = ww @ h / 2
+    assert abs(losses.mean() - expected) < 4 * losses.std() / math.sqrt(len(losses))
+    assert losses.std() / math.sqrt(len(losses)) < 0.03 * expected
+
+
+def momentum_rows(large: float, small: float) -> list[dict]:
+    """Losses that momentum divides by `large` and `small` at each rate, least at the second."""
+    divided = {"large batch, momentum": large, "small batch, momentum": small}
+    return [
+        {
+            "setting": setting.name,
+            "rate": rate,
+            "median_loss": loss / divided.get(setting.name, 1),
+            "least_of_groups": loss,
+            "largest_of_groups": loss,
+        }
+        for setting in vanilla_sgd.SETTINGS
+        for rate, loss in [(0.1, 2.0), (0.05, 2.0), (0.1, 1.0), (0.2, 3.0)]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("large", "small", "holds"),
+    [
+        (6, 1.1, [True, True, True]),
+        (4, 1.1, [False, True, True]),
+        (6, 1.3, [True, False, False]),
+        (1.5, 0.5, [False, True, False]),
+    ],
+)
+def test_momentum_is_judged_by_how_much_lower_the_loss_is(large, small, holds):
+    found = vanilla_sgd.judge(momentum_rows(large, small))
+    assert [claim.holds for claim in found] == holds
+
+
 # ---- noise scale, small batches ----
 
 
