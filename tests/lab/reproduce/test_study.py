@@ -18,6 +18,7 @@ from gradlab.lab.reproduce import (
     noise_scale,
     noisy_quadratic,
     small_batches,
+    surge,
     vanilla_sgd,
 )
 from gradlab.lab.reproduce.study import Claim, Study
@@ -29,6 +30,7 @@ MODULES = {
     "small-batches": small_batches,
     "growing-batch": growing_batch,
     "vanilla-sgd": vanilla_sgd,
+    "surge": surge,
 }
 
 
