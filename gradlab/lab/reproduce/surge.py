@@ -45,8 +45,7 @@ DRAWS = 20_000
 FALLS = 1.5  # the best rate at the peak, at least so many times that at either end
 NEAR = 1.5  # how far the peak may be from the paper's formula: a factor
 NEAR_NOISE_SCALE = 2  # and from the gradient noise scale
-# standard errors
-LIMIT = 4
+LIMIT = 4  # standard errors between a measured and an exact rate
 
 
 class Point(NamedTuple):
@@ -123,7 +122,8 @@ def measured_rate(here: Point, batch: int, draws: int) -> tuple[float, float]:
     With the signs s of a gradient, a rate lowers the loss by rate G s - rate**2 s H s / 2, whose
     means over the draws have their largest difference at mean(G s) / mean(s H s).
     """
-    noise = np.random.default_rng(batch).standard_normal([draws, WEIGHTS]) / math.sqrt(batch)
+    random = np.random.default_rng(batch)
+    noise = random.standard_normal([draws, len(here.gradient)]) / math.sqrt(batch)
     signs = np.sign(here.gradient + noise)
     slopes = signs @ here.gradient
     bends = np.sum(signs @ here.curvatures * signs, axis=1)
@@ -206,6 +206,8 @@ def figure(rows: list[dict[str, Any]]) -> Figure:
     axes.axvline(here.noise_scale(), linestyle="--", color="black", label="the noise scale")
     axes.set(xscale="log", yscale="log", xlabel="batch", ylabel="best rate / its largest")
     axes.set_ylim(0.02, 1.3)
+    ticks = 10 ** np.arange(5)
+    axes.set_xticks(ticks, labels=[f"{batch:,}" for batch in ticks])
     plain_numbers(axes)
     drawn.legend(loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     ends = {name: [row[name] / max(r[name] for r in rows) for row in rows] for name in names}

@@ -350,6 +350,52 @@ def test_momentum_is_judged_by_how_much_lower_the_loss_is(large, small, holds):
     assert [claim.holds for claim in found] == holds
 
 
+# ---- the best rate of signs ----
+
+
+def test_the_best_rate_of_signs_lowers_the_mean_loss_most():
+    """Drawn signs and a scan of rates, in a problem of three weights, without the formula."""
+    curvatures = np.array([[1.0, 0.4, 0.2], [0.4, 2.0, 0.1], [0.2, 0.1, 0.5]])
+    here = surge.Point(np.array([0.5, -0.3, 0.2]), curvatures)
+    noise = np.random.default_rng(0).standard_normal([200_000, 3]) / math.sqrt(4)
+    signs = np.sign(here.gradient + noise)
+    rates = np.linspace(0.01, 0.5, 491)
+    slope = np.mean(signs @ here.gradient)
+    bend = np.mean(np.einsum("di,ij,dj->d", signs, curvatures, signs))
+    lowered = [rate * slope - rate**2 * bend / 2 for rate in rates]
+    best = here.best_rate(surge.expected_signs(here.gradient, 4))
+    assert best == pytest.approx(rates[int(np.argmax(lowered))], abs=0.002)
+    measured, error = surge.measured_rate(here, 4, 20_000)
+    assert abs(measured - best) < 4 * error < 0.1 * best
+
+
+def surge_rows(peak: int, fall: float) -> list[dict]:
+    """Best rates that rise up to a peak, and fall to a part of it."""
+    rows = []
+    for batch in surge.BATCHES.tolist():
+        rate = min(batch / peak, 1) ** 0.5 if batch <= peak else fall
+        rates = {"rate": rate, "later": min(batch / peak / 4, 1), "alone": batch, "sgd": batch}
+        rows.append({"batch": batch} | rates | {"measured": rate, "standard_error": 0.1})
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("peak", "fall", "holds"),
+    [
+        (64, 0.5, [True, True, True, True, False, True, True]),
+        (64, 0.9, [False, True, True, True, False, True, True]),
+        (32, 0.5, [True, False, True, True, True, True, True]),
+        (256, 0.5, [True, False, True, True, False, True, True]),
+    ],
+)
+def test_a_surge_is_judged_by_its_place_and_its_fall(peak, fall, holds):
+    assert [claim.holds for claim in surge.judge(surge_rows(peak, fall))] == holds
+    falling = [row | {"sgd": -row["sgd"], "alone": -row["alone"]} for row in surge_rows(peak, fall)]
+    assert [claim.holds for claim in surge.judge(falling)][3::2] == [False, False]
+    apart = [row | {"measured": row["rate"] + 0.5} for row in surge_rows(peak, fall)]
+    assert not surge.judge(apart)[-1].holds
+
+
 # ---- noise scale, small batches ----
 
 
