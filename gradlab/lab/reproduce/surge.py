@@ -170,7 +170,8 @@ def judge(rows: list[dict[str, Any]]) -> list[Claim]:
         Claim(
             "The peak is at the gradient noise scale with the curvatures. (A question of ours.)",
             f"within a factor of {NEAR_NOISE_SCALE}",
-            f"{peak}, the noise scale is {noise_scale:.0f}",
+            f"{peak}, the noise scale is {noise_scale:.0f}, and without the curvatures "
+            f"{WEIGHTS / np.sum(point().gradient ** 2):.0f}",
             _within(peak, noise_scale, NEAR_NOISE_SCALE),
         ),
         Claim(
