@@ -48,7 +48,7 @@ NEAR_NOISE_SCALE = 2  # and from the gradient noise scale
 LIMIT = 4  # standard errors between a measured and an exact rate
 
 
-class Point(NamedTuple):
+class LossPoint(NamedTuple):
     """A point of the loss: its true gradient and the curvatures, which are the same everywhere."""
 
     gradient: np.ndarray
@@ -84,12 +84,12 @@ def study(quick: bool = False) -> Study:
     return Study("surge", PAPER, claims, rows, figure(rows), quick, seconds)
 
 
-def point(shared: float = SHARED, size: float = SIZE) -> Point:
+def point(shared: float = SHARED, size: float = SIZE) -> LossPoint:
     """The point of the study, or one of other weights, or with other curvatures."""
     curvatures = np.full([WEIGHTS, WEIGHTS], shared)
     np.fill_diagonal(curvatures, 1.0)
     weights = size * (1 + np.random.default_rng(0).standard_normal(WEIGHTS))
-    return Point(curvatures @ weights, curvatures)
+    return LossPoint(curvatures @ weights, curvatures)
 
 
 def expected_signs(gradient: np.ndarray, batch: int) -> np.ndarray:
@@ -116,7 +116,7 @@ def row_of(batch: int, draws: int) -> dict[str, Any]:
     return {"batch": batch} | {name: float(f"{rate:.6g}") for name, rate in rates.items()}
 
 
-def measured_rate(here: Point, batch: int, draws: int) -> tuple[float, float]:
+def measured_rate(here: LossPoint, batch: int, draws: int) -> tuple[float, float]:
     """The best rate by drawn gradients, and its standard error.
 
     With the signs s of a gradient, a rate lowers the loss by rate G s - rate**2 s H s / 2, whose

@@ -356,7 +356,7 @@ def test_momentum_is_judged_by_how_much_lower_the_loss_is(large, small, holds):
 def test_the_best_rate_of_signs_lowers_the_mean_loss_most():
     """Drawn signs and a scan of rates, in a problem of three weights, without the formula."""
     curvatures = np.array([[1.0, 0.4, 0.2], [0.4, 2.0, 0.1], [0.2, 0.1, 0.5]])
-    here = surge.Point(np.array([0.5, -0.3, 0.2]), curvatures)
+    here = surge.LossPoint(np.array([0.5, -0.3, 0.2]), curvatures)
     noise = np.random.default_rng(0).standard_normal([200_000, 3]) / math.sqrt(4)
     signs = np.sign(here.gradient + noise)
     rates = np.linspace(0.01, 0.5, 491)
