@@ -68,7 +68,7 @@ class Networks:
         self._epochs = epochs
         self._x = tf.constant(self._data.train_images[:images].reshape(images, -1))
         self._y = tf.one_hot(self._data.train_labels[:images], 10)
-        shapes = [[len(BASE_RATES), *start.shape] for start in _starts()]
+        shapes = [[len(BASE_RATES), *start.shape] for start in starts()]
         self._weights = [tf.Variable(tf.zeros(shape)) for shape in shapes]
 
     def train(self, batch: int) -> list[dict[str, Any]]:
@@ -80,7 +80,7 @@ class Networks:
         Returns:
             For each base rate and seed a row with the test accuracy in percent.
         """
-        for each, start in zip(self._weights, _starts()):
+        for each, start in zip(self._weights, starts()):
             each.assign(np.broadcast_to(start, each.shape))
         updates = self._images // batch
         for epoch in range(self._epochs):
@@ -118,9 +118,9 @@ class Networks:
         per_rate = [tf.reshape(rates, [-1] + [1] * (len(each.shape) - 1)) for each in self._weights]
         for rows in order:
             with tf.GradientTape() as tape:
-                logits = _logits(self._weights, tf.gather(self._x, rows))
+                found = logits(self._weights, tf.gather(self._x, rows))
                 losses = -tf.reduce_sum(
-                    tf.gather(self._y, rows) * tf.nn.log_softmax(logits), axis=-1
+                    tf.gather(self._y, rows) * tf.nn.log_softmax(found), axis=-1
                 )
                 # Each network has its own term
                 loss = tf.reduce_sum(tf.reduce_mean(losses, axis=-1))
@@ -200,22 +200,22 @@ def figure(rows: list[dict[str, Any]]) -> Figure:
     return drawn
 
 
-def _starts() -> list[np.ndarray]:
-    """The first weights of each seed, with the seed as the first axis: two kernels (Glorot uniform)
+def starts(seeds: int = SEEDS) -> list[np.ndarray]:
+    """The first weights of the networks of seeds, with the seed as the first axis: two kernels (Glorot uniform)
     and two biases."""
-    starts = []
+    found = []
     for i, o in ((784, HIDDEN), (HIDDEN, 10)):
         limit = math.sqrt(6 / (i + o))
         kernels = [
-            np.random.default_rng([seed, i]).uniform(-limit, limit, [i, o]) for seed in range(SEEDS)
+            np.random.default_rng([seed, i]).uniform(-limit, limit, [i, o]) for seed in range(seeds)
         ]
-        starts += [np.array(kernels, "float32"), np.zeros([SEEDS, 1, o], "float32")]
-    return starts
+        found += [np.array(kernels, "float32"), np.zeros([seeds, 1, o], "float32")]
+    return found
 
 
-def _logits(weights: list, x: tf.Tensor) -> tf.Tensor:
+def logits(weights: list, x: tf.Tensor) -> tf.Tensor:
     """The logits of all networks, shape (rates, seeds, examples, 10), from x, shape (seeds,
-    examples, 784)."""
+    examples, 784). Without an axis of rates in the weights, the logits have none."""
     kernel, bias, top, top_bias = weights
     return tf.nn.relu(x @ kernel + bias) @ top + top_bias
 
@@ -226,7 +226,7 @@ def _accuracies(weights: list, images: np.ndarray, labels: np.ndarray) -> np.nda
     for start in range(0, len(images), 1000):
         part = slice(start, start + 1000)
         x = tf.broadcast_to(images[part], [SEEDS, *images[part].shape])
-        right += (_logits(weights, x).numpy().argmax(axis=-1) == labels[part]).sum(axis=-1)
+        right += (logits(weights, x).numpy().argmax(axis=-1) == labels[part]).sum(axis=-1)
     finite = np.all([np.isfinite(each.numpy()).all(axis=(-2, -1)) for each in weights], axis=0)
     return np.where(finite, 100 * right / len(images), 10.0)
 

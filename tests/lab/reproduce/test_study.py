@@ -13,6 +13,7 @@ from gradlab._parser import STUDIES
 from gradlab.lab.experiments import datasets
 from gradlab.lab.figures import picture
 from gradlab.lab.reproduce import (
+    adam_rule,
     growing_batch,
     late_switching,
     noise_scale,
@@ -31,6 +32,7 @@ MODULES = {
     "growing-batch": growing_batch,
     "vanilla-sgd": vanilla_sgd,
     "surge": surge,
+    "adam-rule": adam_rule,
 }
 
 
