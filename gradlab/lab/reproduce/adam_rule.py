@@ -86,7 +86,7 @@ def study(quick: bool = False) -> Study:
     """
     began = time.monotonic()
     first, looks = (100, 2) if quick else (FIRST, LOOKS)
-    networks = Networks()
+    networks = AdamNetworks()
     networks.updates_of(SMALL)(images_of(SMALL, 0, first))
     reached = networks.weights()
     rows = [row for way in WAYS for row in losses_of(networks, reached, way, looks)]
@@ -95,7 +95,7 @@ def study(quick: bool = False) -> Study:
     return Study("adam-rule", PAPER, claims, rows, figure(rows), quick, seconds)
 
 
-class Networks:
+class AdamNetworks:
     """One network for each seed, trained together: each weight has the seeds as its first axis."""
 
     def __init__(self) -> None:
@@ -137,7 +137,7 @@ class Networks:
                     loss = tf.reduce_sum(tf.reduce_mean(self._losses(of_update), axis=1))
                 adam.apply(tape.gradient(loss, self._weights), self._weights)
 
-        return make_updates
+        return make_updates.get_concrete_function()
 
     def _losses(self, rows: Any) -> tf.Tensor:
         """The losses of images, one row of numbers for each network."""
@@ -146,7 +146,7 @@ class Networks:
 
 
 def losses_of(
-    networks: Networks, reached: list[np.ndarray], way: AdamSettings, looks: int
+    networks: AdamNetworks, reached: list[np.ndarray], way: AdamSettings, looks: int
 ) -> list[dict[str, Any]]:
     """Train in one way from the weights that were reached: a row for each look and seed."""
     networks.assign(reached)

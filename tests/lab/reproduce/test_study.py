@@ -398,6 +398,76 @@ def test_a_surge_is_judged_by_its_place_and_its_fall(peak, fall, holds):
     assert not surge.judge(apart)[-1].holds
 
 
+# ---- Adam's rule ----
+
+
+def test_the_rule_for_adam_scales_each_hyperparameter():
+    rule = adam_rule.RULE
+    assert (rule.batch, rule.rate, rule.epsilon) == pytest.approx((32, 8e-4, 2.5e-7))
+    assert (rule.beta_1, rule.beta_2) == pytest.approx((0.84, 0.984))
+
+
+def test_networks_that_adam_trains_together_are_trained_as_if_alone(monkeypatch):
+    """The network of the last seed in NumPy, with Adam as Kingma and Ba write it."""
+    monkeypatch.setattr(adam_rule, "IMAGES", 200)
+    seed, way = adam_rule.SEEDS - 1, adam_rule.RULE._replace(epsilon=1e-12)
+    networks = adam_rule.AdamNetworks()
+    weights = [each[seed].astype("float64") for each in networks.weights()]
+    numbers = adam_rule.images_of(way, 1, 3)
+    networks.updates_of(way)(numbers)
+
+    data = datasets.load("mnist")
+    x, y = data.train_images[:200].reshape(200, -1), np.eye(10)[data.train_labels[:200]]
+    means, squares = [np.zeros_like(each) for each in weights], [0 * each for each in weights]
+    for update, rows in enumerate(numbers.numpy()[:, seed], start=1):
+        kernel, bias, top, top_bias = weights
+        active = np.maximum(x[rows] @ kernel + bias, 0)
+        odds = np.exp(active @ top + top_bias)
+        wrong = (odds / odds.sum(axis=1, keepdims=True) - y[rows]) / way.batch
+        below = wrong @ top.T * (active > 0)
+        gradients = [x[rows].T @ below, below.sum(0, keepdims=True), active.T @ wrong]
+        gradients += [wrong.sum(0, keepdims=True)]
+        for i, gradient in enumerate(gradients):
+            means[i] = way.beta_1 * means[i] + (1 - way.beta_1) * gradient
+            squares[i] = way.beta_2 * squares[i] + (1 - way.beta_2) * gradient**2
+            mean, square = (
+                means[i] / (1 - way.beta_1**update),
+                squares[i] / (1 - way.beta_2**update),
+            )
+            weights[i] = weights[i] - way.rate * mean / (np.sqrt(square) + way.epsilon)
+    for found, expected in zip(networks.weights(), weights):
+        used = np.abs(expected) > 0  # pixels that no image has keep their weights in both
+        np.testing.assert_allclose(found[seed][used], expected[used], atol=2e-5)
+    odds = np.exp(np.maximum(x @ weights[0] + weights[1], 0) @ weights[2] + weights[3])
+    losses = -np.log((odds / odds.sum(axis=1, keepdims=True))[np.arange(200), y.argmax(axis=1)])
+    assert networks.losses()[seed] == pytest.approx(losses.mean(), abs=1e-4)
+
+
+def adam_rows(**apart: float) -> list[dict]:
+    """Losses that are so many times those of the small batch."""
+    of_way = dict(zip(adam_rule.WAYS, (1.0, *apart.values())))
+    return [
+        {"way": way.name, "images": look, "seed": seed, "loss": times / (1 + look + seed)}
+        for way, times in of_way.items()
+        for look in range(3)
+        for seed in range(adam_rule.SEEDS)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("apart", "holds"),
+    [
+        ((1.02, 0.98, 1.03, 1.2), [True, True, True]),
+        ((1.02, 1.06, 1.03, 1.2), [False, True, False]),
+        ((1.02, 1.01, 1.03, 0.98), [True, False, True]),
+        ((1.1, 1.01, 0.98, 0.7), [True, True, True]),
+    ],
+)
+def test_the_rule_is_judged_by_two_runs_with_other_images(apart, holds):
+    rows = adam_rows(**dict(zip(("again", "rule", "rate_only", "linear"), apart)))
+    assert [claim.holds for claim in adam_rule.judge(rows)] == holds
+
+
 # ---- noise scale, small batches ----
 
 
