@@ -17,6 +17,7 @@ STUDIES = {
     "vanilla-sgd": "Marek et al. 2025: momentum for large and for small batches",
     "surge": "Li et al. 2024: the best rate of optimizers that follow signs",
     "adam-rule": "Malladi et al. 2022: Adam's hyperparameters for a larger batch",
+    "norm-layers": "Gray et al. 2024: the noise scale from normalization layers alone",
     "small-batches": "Masters and Luschi 2018: small batches against large ones at equal cost",
 }
 FIGURES = ("losses", "accuracy", "loss_noise", "noise_scale", "cost")

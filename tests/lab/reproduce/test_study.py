@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from gradlab._parser import STUDIES
 from gradlab.lab.experiments import datasets
@@ -18,6 +19,7 @@ from gradlab.lab.reproduce import (
     late_switching,
     noise_scale,
     noisy_quadratic,
+    norm_layers,
     small_batches,
     surge,
     vanilla_sgd,
@@ -33,6 +35,7 @@ MODULES = {
     "vanilla-sgd": vanilla_sgd,
     "surge": surge,
     "adam-rule": adam_rule,
+    "norm-layers": norm_layers,
 }
 
 
@@ -466,6 +469,62 @@ def adam_rows(**apart: float) -> list[dict]:
 def test_the_rule_is_judged_by_two_runs_with_other_images(apart, holds):
     rows = adam_rows(**dict(zip(("again", "rule", "rate_only", "linear"), apart)))
     assert [claim.holds for claim in adam_rule.judge(rows)] == holds
+
+
+# ---- normalization layers ----
+
+
+def test_norms_of_examples_are_those_of_single_gradients():
+    """One example after another, and the layers by their names."""
+    data = datasets.load("mnist")
+    x = norm_layers.sequences(data.train_images[:5])
+    y = data.train_labels[:5].astype("int32")
+    np.testing.assert_array_equal(x[3, :, :28], data.train_images[3].reshape(28, 28))
+    model = norm_layers.transformer(0)
+    names = [variable.path for variable in model.trainable_variables]
+    chosen = np.array(["layer_normalization" in name for name in names])
+    assert chosen.sum() == 10 and len(names) > 30
+    gradients = []
+    for image, label in zip(x, y):
+        with tf.GradientTape() as tape:
+            logits = model(image[None])[0]
+            loss = tf.reduce_logsumexp(logits) - logits[label]
+        gradients.append(
+            [
+                each.numpy()
+                for each in tape.gradient(loss, [v.value for v in model.trainable_variables])
+            ]
+        )
+    squares = np.array([[np.sum(each**2) for each in of_one] for of_one in gradients])
+    of_mean = np.array([np.sum(np.mean(each, axis=0) ** 2) for each in zip(*gradients)])
+    before = model.get_weights()
+    norms = norm_layers.ExampleNorms(model)
+    found, found_mean, _ = norms.update(x, y)
+    expected = np.array([squares.sum(axis=1), squares[:, chosen].sum(axis=1)])
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    np.testing.assert_allclose(found_mean, [of_mean.sum(), of_mean[chosen].sum()], rtol=1e-4)
+    # The first update of Adam moves each weight by the rate, in the direction of the mean gradient
+    for one, other, each in zip(before, model.get_weights(), zip(*gradients)):
+        mean = np.mean(each, axis=0)
+        clear = np.abs(mean) > 1e-3  # far above epsilon
+        moved = -norm_layers.RATE * np.sign(mean[clear])
+        np.testing.assert_allclose((other - one)[clear], moved, rtol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("exponent", "wrong", "holds"),
+    [(1.0, 1, [True, True]), (2.0, 1, [True, False]), (1.0, 6, [False, False])],
+)
+def test_the_norm_layers_are_judged_by_correlation_and_ratio(exponent, wrong, holds):
+    scales = np.geomspace(50, 1000, norm_layers.PARTS)
+    others = scales**exponent
+    others[:wrong] = others[-wrong:] if wrong > 1 else others[:wrong]
+    rows = [
+        {"seed": seed, "updates": part, "noise_scale": one, "of_norm_layers": other}
+        for seed in range(2)
+        for part, (one, other) in enumerate(zip(scales, others))
+    ]
+    assert [claim.holds for claim in norm_layers.judge(rows)] == holds
 
 
 # ---- noise scale, small batches ----
