@@ -24,6 +24,9 @@ class BatchRamp:
         sizes: the sizes, in examples, by the number of the update from which on each holds. The
             first update is 0.
 
+    Attributes:
+        sizes: the same, as a dict.
+
     Raises:
         ValueError: fewer than two sizes, sizes that do not rise, or updates that do not rise from 0.
 
