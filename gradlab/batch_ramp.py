@@ -18,7 +18,7 @@ class BatchRamp:
 
     The batches are a dataset, and the learning rate is a schedule of Keras, so `fit` stays what it
     is. In a model of `gradlab.microbatched` the micro-batches keep their size, and a larger batch
-    has more of them: it needs no more memory.
+    has more of them: it needs no more memory than its own examples take.
 
     Args:
         sizes: the sizes, in examples, by the number of the update from which on each holds. The
@@ -66,10 +66,11 @@ class BatchRamp:
         Args:
             examples: single examples without an end, such as `dataset.shuffle(1000, seed=0).repeat()`.
             optimizer: begin at the update that it has reached, and leave out the examples before
-                it. So a run continues where it stopped if a callback such as
-                `keras.callbacks.BackupAndRestore` has restored the optimizer, on the same batches
-                if the examples come in the same order. None: begin at update 0, as for
-                `gradlab.Trainer`, which keeps its own position.
+                it. So a run that `keras.callbacks.BackupAndRestore` has restored, with a backup for
+                each epoch, continues with the batches that come next, if the examples come in the
+                same order: give `shuffle` a seed, and make the dataset anew, as a new process does.
+                Updates that are skipped, as loss scaling may do, do not count. None: begin at
+                update 0, as for `gradlab.Trainer`, which keeps its own position.
 
         Returns:
             The batches, without an end: `fit` needs `steps_per_epoch`.

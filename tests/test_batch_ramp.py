@@ -1,6 +1,7 @@
 """BatchRamp: its batches against slices, its rates against the rules, and `fit` against a loop over
 whole batches."""
 
+import contextlib
 import itertools
 
 import keras
@@ -68,14 +69,13 @@ def test_the_rate_follows_the_batch(rule, power):
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_fit_is_a_loop_over_the_whole_batches(replicas):
+def test_fit_is_a_loop_over_the_whole_batches(replicas, two_devices):
     ramp = gradlab.BatchRamp(SIZES)
     reference = model_of(keras.optimizers.Adam(0.01))
     for numbers in slices(12):
         reference.optimizer.learning_rate = 0.01 * (len(numbers) / 4) ** 0.5
         reference.train_on_batch(X[numbers], Y[numbers])
-    strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
-    with strategy.scope():
+    with two_devices.scope() if replicas == 2 else contextlib.nullcontext():
         model = model_of(keras.optimizers.Adam(ramp.learning_rate(0.01, "sqrt")), 4)
     batches = ramp.batches(examples(), model.optimizer)
     model.fit(batches, epochs=3, steps_per_epoch=4, verbose=0)
@@ -96,7 +96,8 @@ def test_a_run_continues_with_backup_and_restore(tmp_path):
 
     def train(*callbacks):
         model = model_of(keras.optimizers.SGD(ramp.learning_rate(0.01, "linear"), 0.9), 4)
-        batches = ramp.batches(examples(), model.optimizer)
+        shuffled = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(20, seed=0).repeat()
+        batches = ramp.batches(shuffled, model.optimizer)
         model.fit(batches, epochs=4, steps_per_epoch=4, verbose=0, callbacks=list(callbacks))
         return model
 

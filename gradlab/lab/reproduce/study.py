@@ -1,9 +1,9 @@
 """The form of a reproduced study: a paper's claims, the rules that judge them, what was found, and
 its files.
 
-A module of a study decides its protocol and its rules in its docstring and constants. They are
-committed before the first run, and a claim that its rule does not confirm is printed like the
-others.
+A module of a study decides its protocol and its rules in its docstring and constants, and says what
+had been tried by then. They are committed before the first whole run, and a claim that its rule does
+not confirm is printed like the others.
 """
 
 import csv

@@ -245,7 +245,7 @@ class Preview {
     this.run = newRun(0, facts.settings, facts.seeds);
     this.views = new Set(); // functions that draw it
     this.drawing = null; // the timer of the next drawing
-    this.workers = new Workers(facts, (told) => this.take(told), () => {}); // without workers there is no preview
+    this.workers = new Workers(facts, (told) => this.take(told), () => {}); // a page without workers shows none
     this.workers.begin(0, facts.settings);
   }
 
@@ -360,6 +360,11 @@ function showCharts({ model, el: root }) {
 
   function redraw() {
     charts.forEach(({ schedule }) => schedule());
+    own.hidden = !preview?.data();
+    if (!own.hidden) {
+      const digits = plain(preview.facts.trainingExamples);
+      own.textContent = `TensorFlow is loading. Until then the page itself trains, on ${digits} digits.`;
+    }
     named.update(known.sent.map((number) => store.get(number)), known.now, known.cells, looks(root));
   }
 
@@ -368,11 +373,6 @@ function showCharts({ model, el: root }) {
     preview?.views.delete(redraw);
     preview = previews.get(model.get("preview")) ?? null;
     preview?.views.add(redraw);
-    own.hidden = !preview;
-    if (preview) {
-      const digits = plain(preview.facts.trainingExamples);
-      own.textContent = `TensorFlow is loading. Until then the page itself trains, on ${digits} digits.`;
-    }
     redraw();
   }
 
