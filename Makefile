@@ -63,7 +63,7 @@ test-keras: .venv/ready
 
 # Only the helper has this range of versions; the lab runs on the versions of requirements.txt. Other tests of the helper
 # need the lab, mypy or several processes.
-HELPER_TESTS := $(foreach name,averaging accumulator chunked window static_graph runtime,tests/test_$(name).py) \
+HELPER_TESTS := $(foreach name,averaging accumulator batch_ramp chunked window static_graph runtime,tests/test_$(name).py) \
     tests/fit tests/measure tests/drawing tests/lab/experiments/test_methods.py
 
 test-helper: .venv/ready
