@@ -224,18 +224,20 @@ def judge(rows: list[dict[str, Any]], trained: np.ndarray) -> list[Claim]:
                 f"{control} does not have the same loss.", far, f"{wrong:.0%}", bool(wrong > APART)
             ),
         ]
+    when = f"{names[1]}: at the end of each phase"
+    return [*claims, as_trained(when, excess[names[1]], trained)]
+
+
+def as_trained(when: str, exact: np.ndarray, trained: np.ndarray) -> Claim:
+    """Judge exact losses by those of training runs with gradlab, shape (seeds, losses)."""
     error = trained.std(axis=0, ddof=1) / math.sqrt(len(trained))
-    distances = (trained.mean(axis=0) - excess[names[1]]) / error
-    return [
-        *claims,
-        Claim(
-            "The expected loss is the one computed here. (A check with gradlab.)",
-            f"{names[1]}: at the end of each phase, the mean of {len(trained)} seeds is within 4 "
-            "standard errors",
-            ", ".join(f"{each:+.1f}" for each in distances),
-            bool(np.abs(distances).max() <= 4),
-        ),
-    ]
+    distances = (trained.mean(axis=0) - exact) / error
+    return Claim(
+        "The expected loss is the one computed here. (A check with gradlab.)",
+        f"{when}, the mean of {len(trained)} seeds is within 4 standard errors",
+        ", ".join(f"{each:+.1f}" for each in distances),
+        bool(np.abs(distances).max() <= 4),
+    )
 
 
 def figure(rows: list[dict[str, Any]]) -> Figure:

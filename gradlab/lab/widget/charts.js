@@ -474,6 +474,7 @@ function showCharts({ model, el: root }) {
     }
     known.points = content.points ?? known.points;
     Object.assign(experiment, content.experiment);
+    // Draws the runs, which have their colors by now
     if (content.now && Math.max(...content.runs[0].counts) > 0) endPreview();
     redraw();
     if (late) ask();

@@ -300,6 +300,16 @@ def test_a_late_switch_is_judged_by_what_is_left_of_the_distance():
         for row in rows
     ]
     assert [claim.holds for claim in late_switching.judge(slow, trained)[:2]] == [False, False]
+    soon = late_switching.LATE.name, late_switching.SWITCH + late_switching.SOON
+    late = [
+        row
+        | {
+            "excess_loss": row["excess_loss"]
+            * (1.03 if (row["schedule"], row["updates"]) == soon else 1)
+        }
+        for row in rows
+    ]
+    assert [claim.holds for claim in late_switching.judge(late, trained)[:2]] == [False, True]
 
 
 # ---- momentum for large and small batches ----
