@@ -523,6 +523,7 @@ def test_the_page_trains_while_tensorflow_is_loading(browser, whole_notebooks, n
     lab.root.wait_for()
     until(lambda: "in the page: k = 5, b = 20: from" in lab.words("losses"), lab.status)
     assert "TensorFlow is loading" in lab.text("own")
+    assert lab.status().startswith("waiting: the first run begins when")
     (notebooks / "loaded").touch()
     until(lambda: "now: k = 5, b = 20: from" in lab.words("losses"), lab.status)
     assert not lab.root.locator(".gradlab-own").is_visible()

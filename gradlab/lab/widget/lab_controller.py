@@ -40,6 +40,7 @@ SHOW_SECONDS = 0.2  # between two pictures of a run for which a cell waits
 POINTS = 200  # earlier runs that stay in the views against k
 Names = Sequence[str]
 FIRST = "press Run, or change a control"
+HELD = "the first run begins when a page shows the lab and its cell has ended"
 
 
 class LabController:
@@ -157,6 +158,8 @@ class LabController:
         """Let runs that the page starts wait until the cell that is running has ended, because it may
         set TensorFlow up after it has shown the lab. The cell itself may start one."""
         self._held = call_after_cell(self._release)
+        if self._held:
+            self.layout.show_status(Status("waiting", HELD))
 
     def _release(self) -> None:
         self._held = False

@@ -47,7 +47,14 @@ SWITCHES = {
     "more": ("", "sliders", "Model, data, optimizer, method, seeds, length, export and code."),
 }
 OTHERS = ("rerun", "against", "pins")
-STATES = {"starting": "running", "stopping": "running", "not run": "stopped", "not shown": "failed"}
+# The states of the page, for those of the lab that have other names
+STATES = {
+    "waiting": "idle",
+    "starting": "running",
+    "stopping": "running",
+    "not run": "stopped",
+    "not shown": "failed",
+}
 FIRST_VIEWS = 3  # the others wait behind a button
 ROOM = 50  # examples, of the imagined card beside the effective batch
 # Everything that can be hidden, besides the controls
@@ -138,7 +145,7 @@ class Layout:
             f'<div role="status"><b>{status.state}</b>: {sentence}{folded}</div>'
         )
         self._page.state = STATES.get(status.state, status.state)
-        if status.state != "starting":
+        if status.state not in ("waiting", "starting"):
             self.charts.preview = {}  # there are updates to show, or there will be none
 
     def show_more(self, shown: bool) -> None:

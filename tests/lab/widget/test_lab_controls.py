@@ -4,6 +4,7 @@ refused."""
 import re
 import subprocess
 import sys
+import threading
 
 import pytest
 from events import wait_until
@@ -170,6 +171,22 @@ def test_a_refusal_ends_the_run_before_and_stays_on_the_page(make):
     wait_until(lambda: ", update " in lab.status)
     lab.stop()
     assert lab.wait() is State.FINISHED and lab.status.startswith("stopped: ")
+
+
+def test_a_held_run_says_what_it_waits_for(make, monkeypatch):
+    ends = []
+    monkeypatch.setattr(lab_controller, "call_after_cell", lambda end: not ends.append(end))
+    lab = make()
+    charts = widget(lab, "charts")
+    charts.preview = {"worker": "of the page"}
+    lab._controller.hold()
+    threading.Thread(target=lab._controller.start).start()  # as the page does
+    wait_until(lambda: lab._controller._asked)
+    assert lab.status.startswith("waiting: the first run begins when")
+    assert charts.preview
+    ends[0]()  # the cell has ended
+    assert lab.wait() is State.FINISHED
+    assert charts.preview == {}
 
 
 @pytest.mark.parametrize("budget", [5.0, -5.0])
