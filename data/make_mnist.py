@@ -1,4 +1,4 @@
-"""Make mnist.npz and checksums.txt from the four original IDX files of MNIST.
+"""Make mnist.npz and its line of checksums.txt from the four original IDX files of MNIST.
 
     python data/make_mnist.py FOLDER
 
@@ -63,7 +63,9 @@ def main(folder: str) -> None:
     target = HERE / "mnist.npz"
     np.savez_compressed(target, **arrays)
     digest = hashlib.sha256(target.read_bytes()).hexdigest()
-    (HERE / "checksums.txt").write_text(f"{digest}  {target.name}\n")
+    checksums = HERE / "checksums.txt"
+    others = [line for line in checksums.read_text().splitlines() if target.name not in line]
+    checksums.write_text("\n".join([f"{digest}  {target.name}", *others, ""]))
     print(f"{target.name}: {target.stat().st_size / 1e6:.1f} MB, SHA-256 {digest}")
 
 

@@ -18,6 +18,7 @@ STUDIES = {
     "surge": "Li et al. 2024: the best rate of optimizers that follow signs",
     "adam-rule": "Malladi et al. 2022: Adam's hyperparameters for a larger batch",
     "norm-layers": "Gray et al. 2024: the noise scale from normalization layers alone",
+    "half-life": "Marek et al. 2025: Adam's half-life in tokens, for small batches of a language model",
     "small-batches": "Masters and Luschi 2018: small batches against large ones at equal cost",
 }
 FIGURES = ("losses", "accuracy", "loss_noise", "noise_scale", "cost")

@@ -176,6 +176,7 @@ def test_the_wheel_has_the_package_its_data_and_the_course_and_nothing_else(whee
     wanted |= {
         "gradlab/py.typed",
         "gradlab/data/mnist.npz",
+        "gradlab/data/shakespeare.txt.gz",
         "gradlab/data/checksums.txt",
         "gradlab/data/README.md",
     }

@@ -1,6 +1,7 @@
-"""The data sets: MNIST is part of gradlab, Keras downloads the others."""
+"""The data sets: MNIST and a text are part of gradlab, Keras downloads the others."""
 
 import functools
+import gzip
 import hashlib
 import io
 import pathlib
@@ -11,6 +12,7 @@ import numpy as np
 
 from gradlab import _checks
 
+HELD_OUT = 0.1  # the last part of a text
 VALIDATION = 5_000  # the last examples of each published training set are the validation set
 # The number of the other training examples, by data set.
 TRAINING_EXAMPLES = {"mnist": 55_000, "fashion_mnist": 55_000, "cifar10": 45_000}
@@ -37,6 +39,25 @@ class Dataset:
     validation_labels: np.ndarray
     test_images: np.ndarray
     test_labels: np.ndarray
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text as the numbers of its characters.
+
+    Attributes:
+        characters: all different characters; the place of each is its number.
+        train, held_out: the numbers of the first 90% and of the last 10% of the text, int32, shape
+            (characters,).
+    """
+
+    characters: str
+    train: np.ndarray
+    held_out: np.ndarray
+
+    def read(self, numbers: np.ndarray) -> str:
+        """The characters with these numbers, as a string."""
+        return "".join(self.characters[number] for number in numbers)
 
 
 @functools.lru_cache(maxsize=2)
@@ -78,6 +99,28 @@ def load(name: str = "mnist") -> Dataset:
         test_images,
         test_labels,
     )
+
+
+@functools.cache
+def shakespeare() -> Text:
+    """Loads scenes from Shakespeare's plays, which are part of gradlab: 1,115,394 characters, 65
+    different ones.
+
+    Raises:
+        ValueError: the data file differs from its checksum.
+        OSError: the data file cannot be read.
+
+    Example:
+        >>> text = shakespeare()
+        >>> text.read(text.train[:14]), len(text.characters), len(text.held_out)
+        ('First Citizen:', 65, 111540)
+    """
+    content = gzip.decompress(read_verified(data_folder() / "shakespeare.txt.gz"))
+    codes, numbers = np.unique(np.frombuffer(content, np.uint8), return_inverse=True)
+    numbers = numbers.astype(np.int32)
+    numbers.setflags(write=False)
+    first = int((1 - HELD_OUT) * len(numbers))
+    return Text(bytes(codes).decode("ascii"), numbers[:first], numbers[first:])
 
 
 def data_folder() -> pathlib.Path:
