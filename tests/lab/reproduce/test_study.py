@@ -17,6 +17,7 @@ from gradlab.lab.figures import picture
 from gradlab.lab.reproduce import (
     adam_rule,
     growing_batch,
+    half_life,
     late_switching,
     noise_scale,
     noisy_quadratic,
@@ -37,6 +38,7 @@ MODULES = {
     "surge": surge,
     "adam-rule": adam_rule,
     "norm-layers": norm_layers,
+    "half-life": half_life,
 }
 
 
