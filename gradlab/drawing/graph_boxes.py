@@ -29,6 +29,7 @@ class Box:
             them.
         after: the names of the boxes that must run before it, although it uses none of their
             tensors.
+        operations: its operations, those of a variable that only initialize it included.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Box:
     reads: list[str] = field(default_factory=list)
     writes: list[str] = field(default_factory=list)
     after: list[str] = field(default_factory=list)
+    operations: list[tf.Operation] = field(default_factory=list)
 
     @property
     def kind(self) -> str:
@@ -148,6 +150,7 @@ def boxes_of(operations: list, bound: dict, depth: int, expand: Sequence[str]) -
     for op, name in operations:
         box = boxes.setdefault(home[id(op.graph), op.name], Box(""))
         box.name = home[id(op.graph), op.name]
+        box.operations.append(op)
         if name in variables:
             box.types.append("variable")
         elif op.type not in ("Const", "NoOp") and not _belongs_to_a_variable(name, variables):

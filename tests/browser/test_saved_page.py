@@ -5,11 +5,13 @@ import subprocess
 import sys
 
 import pytest
+import tensorflow as tf
 from lab_page import SCREENSHOTS, frames, new_page, press, until
 from paths import ROOT
 
 from gradlab.lab.figures import toy
 from gradlab.lab.widget import presets, saved_page
+from gradlab.lab.widget.course.graph_film import GraphFilm
 from gradlab.lab.widget.course.memory_bars import MemoryBars
 from gradlab.lab.widget.course.memory_count import sentence
 from gradlab.lab.widget.course.timeline import Timeline
@@ -233,15 +235,15 @@ def test_where_scripts_are_dropped_a_picture_and_a_table_are_left(opened):
     assert size["width"] > 500 and size["height"] > 200
 
 
+def words(root):
+    return re.sub(r"\s+", " ", root.inner_text())
+
+
 def test_bars_and_timelines_follow_their_controls(browser):
     bars, timeline = MemoryBars(), Timeline("window")
     page = new_page(browser)
     page.set_content("".join(each._repr_mimebundle_()["text/html"] for each in (bars, timeline)))
     shown = page.locator(".gradlab-saved-memory_bars")
-
-    def words(root):
-        return re.sub(r"\s+", " ", root.inner_text())
-
     shown.locator("[data-control=preset]").select_option(label="GPT-2 small, 1,024 tokens")
     bars.controls["preset"].value = "GPT-2 small, 1,024 tokens"
     assert sentence(bars.training, bars.limit) in words(shown)
@@ -261,4 +263,27 @@ def test_bars_and_timelines_follow_their_controls(browser):
     timeline.controls["schedule"].value, timeline.controls["microbatches"].value = "1f1b", 12
     assert timeline.words.replace("\n", " ") in words(shown) and bandwidth.is_disabled()
     page.screenshot(path=SCREENSHOTS / "saved_widgets.png", full_page=True)
+    page.context.close()
+
+
+def test_a_film_of_a_graph_runs_and_follows_its_slider(browser):
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [], name="x")
+        doubled = tf.multiply(2.0, x, name="doubled")
+    with tf.compat.v1.Session(graph=graph) as session:
+        film = GraphFilm(session, [("first", doubled, {x: 3.0}), ("second", doubled, {x: 4.0})])
+    page = new_page(browser)
+    page.set_content(film._repr_mimebundle_()["text/html"].replace("1200", "50"))
+    shown = page.locator(".gradlab-saved-graph_film")
+    run, slider = shown.locator("button"), shown.locator("[data-control=step]")
+    assert "first, step 1 of 2: x. Python feeds x = 3." in words(shown)
+    press(slider, "ArrowRight")
+    assert "first, step 2 of 2: doubled. Python gets 6 from doubled." in words(shown)
+    assert "2 of 4" in words(shown)
+    until(lambda: shown.locator("img").evaluate("(each) => each.naturalWidth") > 50)
+    run.click()
+    until(lambda: "second, step 2 of 2: doubled. Python gets 8 from doubled." in words(shown))
+    until(lambda: run.inner_text() == "run")
+    run.click()  # from the beginning
+    until(lambda: slider.input_value() == "3" and run.inner_text() == "run")
     page.context.close()

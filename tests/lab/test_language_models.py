@@ -1,0 +1,72 @@
+"""The exercises of notebook 14: each usual mistake has its own hint, and what is wrong in another way is
+not right. The last one trains."""
+
+import math
+
+import keras
+import numpy as np
+import pytest
+
+from gradlab.lab.exercises import language_models
+from gradlab.lab.experiments import datasets
+
+
+def said(checker, answer, capsys) -> str:
+    checker(answer)
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("checker", "answer", "hint"),
+    [
+        ("beta_2", lambda half_life, tokens: 0.5 ** (half_life / tokens), "each leaves more"),
+        ("beta_2", lambda half_life, tokens: 1 - tokens / half_life, "a whole half-life"),
+        ("beta_2", lambda half_life, tokens: 1 - tokens / half_life / 2, "multiplies"),
+        ("beta_2", lambda half_life, tokens: math.exp(-tokens / half_life), "not 1 / e"),
+        ("beta_2", lambda half_life, tokens: 0.5**0.5, "beta_2 of 1,024 tokens"),
+        ("accumulation", lambda t, n, b, d: math.ceil(t / n / b), "the devices compute"),
+        ("accumulation", lambda t, n, b, d: math.ceil(t / n / d), "`microbatch_size` texts"),
+        ("accumulation", lambda t, n, b, d: math.ceil(t / b / d), "`length` tokens"),
+        ("accumulation", lambda t, n, b, d: math.ceil(t / n), "texts of all micro-batches"),
+        ("accumulation", lambda t, n, b, d: t // (n * b * d), "round up"),
+        ("accumulation", lambda t, n, b, d: t / (n * b * d), "k for 1,000,000 tokens"),
+        ("accumulation", lambda t, n, b, d: 37, "and should be 36"),
+        ("weight_decay", lambda w, r, b, q, c: w * b / c, "each must decay less"),
+        ("weight_decay", lambda w, r, b, q, c: w * r / q, "8 times as many"),
+        ("weight_decay", lambda w, r, b, q, c: w * (c / b) ** 0.5, "without a root"),
+        ("weight_decay", lambda w, r, b, q, c: w * c / b, "the rate has changed"),
+        ("weight_decay", lambda w, r, b, q, c: w * c / b * q / r, "a quarter of the rate"),
+    ],
+)
+def test_the_mistake_is_named(checker, answer, hint, capsys):
+    found = said(getattr(language_models, checker), answer, capsys)
+    assert found.startswith("not yet: ") and hint in found
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        ({"sizes": ..., "learning_rate": 0.1}, "a dict with the sizes and the learning rate"),
+        ({"sizes": {0: 1, 9: 2}}, "a dict with the sizes and the learning rate"),
+        ({"sizes": {0: 4, 9: 2}, "learning_rate": 0.1}, "sizes' batch sizes must rise"),
+        ({"sizes": {0: 64, 9: 128}, "learning_rate": 0.1}, "20 updates end at"),
+    ],
+)
+def test_a_recipe_is_checked_and_trained(answer, hint, capsys):
+    found = said(language_models.recipe, answer, capsys)
+    assert found.startswith("not yet: ") and hint in found
+
+
+def test_all_texts_are_used_once(monkeypatch):
+    """A batch that grows uses as many texts as one that does not: none twice, none left out."""
+    monkeypatch.setattr(language_models, "TEXTS", 24)
+    x, y = language_models.texts()
+    assert x.shape == y.shape == (24, 32)
+    np.testing.assert_array_equal(x[:, 1:], y[:, :-1])
+    line = datasets.shakespeare().read(x[0])
+    assert line in datasets.shakespeare().read(datasets.shakespeare().train)
+    assert language_models.updates_of({0: 1, 8: 4}) == 12
+    updates, loss = language_models.train(keras.optimizers.SGD(0.0), {0: 1, 8: 4})
+    assert updates == 12
+    # No rate, no change: the loss of the initial weights, whatever the batch
+    assert language_models.train(keras.optimizers.SGD(0.0), 4) == (6, pytest.approx(loss))
