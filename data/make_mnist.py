@@ -64,7 +64,8 @@ def main(folder: str) -> None:
     np.savez_compressed(target, **arrays)
     digest = hashlib.sha256(target.read_bytes()).hexdigest()
     checksums = HERE / "checksums.txt"
-    others = [line for line in checksums.read_text().splitlines() if target.name not in line]
+    known = checksums.read_text().splitlines() if checksums.exists() else []
+    others = [line for line in known if target.name not in line]
     checksums.write_text("\n".join([f"{digest}  {target.name}", *others, ""]))
     print(f"{target.name}: {target.stat().st_size / 1e6:.1f} MB, SHA-256 {digest}")
 

@@ -1192,15 +1192,15 @@ BUGS = (
     Bug(
         "a_film_shows_a_variable_before_it_is_written",
         "gradlab/lab/widget/course/graph_film.py",
-        "variables = before\n",
-        "variables = after\n",
+        "variables, steps = before, []",
+        "variables, steps = after, []",
         ("tests/lab/widget/course/test_graph_film.py",),
     ),
     Bug(
         "what_is_fed_runs_what_it_replaces",
         "gradlab/lab/widget/course/graph_film.py",
-        "            if op.name not in fed:\n",
-        "            if True:\n",
+        "new += [tensor.op for tensor in op.inputs if tensor.name not in self._fed]",
+        "new += [tensor.op for tensor in op.inputs]",
         ("tests/lab/widget/course/test_graph_film.py",),
     ),
     Bug(
@@ -1225,7 +1225,7 @@ BUGS = (
         ("tests/lab/reproduce/test_half_life.py",),
     ),
     Bug(
-        "a_recipe_forgets_the_devices",
+        "any_k_is_right_for_a_recipe",
         "gradlab/lab/exercises/language_models.py",
         "require_close(got, 36,",
         "require_close(got, got,",

@@ -108,7 +108,7 @@ def _called(op: tf.Operation) -> tf.Graph | None:
     return called_graph(op, attribute) if attribute else None
 
 
-def _changed_inputs(op: tf.Operation) -> set[int]:
+def changed_inputs(op: tf.Operation) -> set[int]:
     """The numbers of an operation's inputs that are variables which it changes, itself or in the
     function that it calls."""
     if op.type.startswith(WRITES):
@@ -118,7 +118,7 @@ def _changed_inputs(op: tf.Operation) -> set[int]:
     changed = {
         _key(inner.inputs[number])
         for inner in inside.get_operations()
-        for number in _changed_inputs(inner)
+        for number in changed_inputs(inner)
     }
     return {number for number, tensor in enumerate(inside.inputs) if _key(tensor) in changed}
 
@@ -160,7 +160,7 @@ def boxes_of(operations: list, bound: dict, depth: int, expand: Sequence[str]) -
             _add(box.devices, f"{device.device_type}:{device.device_index or 0}")
         if _belongs_to_a_variable(name, variables):
             continue  # initialization is not drawn
-        changed = _changed_inputs(op)
+        changed = changed_inputs(op)
         for number, tensor in enumerate(op.inputs):
             _add(box.writes if number in changed else box.reads, source(tensor), but=box.name)
         constants = [

@@ -188,8 +188,14 @@ def draw_graph(
         tower_0/mul   Mul          CPU:0  <- tower_0/x
         tower_0/loss  Mean         CPU:0  <- tower_0/mul
     """
+    return Diagram(drawn_boxes(_graph(graph_or_function, arguments), depth, expand, hide), title)
+
+
+def drawn_boxes(
+    graph: tf.Graph, depth: int, expand: str | Sequence[str], hide: str | Sequence[str]
+) -> dict[str, Box]:
+    """The boxes of a graph by name; the arguments and errors are those of `draw_graph`."""
     _checks.positive_integer("depth", depth)
-    graph = _graph(graph_or_function, arguments)
     expand, hide = (
         (names,) if isinstance(names, str) else tuple(names) for names in (expand, hide)
     )
@@ -211,7 +217,7 @@ def draw_graph(
             f"depth, expand less, or hide some. Received: depth={depth}, which gives {len(boxes)} "
             "boxes"
         )
-    return Diagram(boxes, title)
+    return boxes
 
 
 def _graph(graph_or_function: Any, arguments: Sequence) -> tf.Graph:

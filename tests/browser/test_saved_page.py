@@ -11,6 +11,7 @@ from paths import ROOT
 
 from gradlab.lab.figures import toy
 from gradlab.lab.widget import presets, saved_page
+from gradlab.lab.widget.course import graph_film
 from gradlab.lab.widget.course.graph_film import GraphFilm
 from gradlab.lab.widget.course.memory_bars import MemoryBars
 from gradlab.lab.widget.course.memory_count import sentence
@@ -266,14 +267,15 @@ def test_bars_and_timelines_follow_their_controls(browser):
     page.context.close()
 
 
-def test_a_film_of_a_graph_runs_and_follows_its_slider(browser):
+def test_a_film_of_a_graph_runs_and_follows_its_slider(browser, monkeypatch):
+    monkeypatch.setattr(graph_film, "MILLISECONDS", 50)
     with tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder(tf.float32, [], name="x")
         doubled = tf.multiply(2.0, x, name="doubled")
     with tf.compat.v1.Session(graph=graph) as session:
         film = GraphFilm(session, [("first", doubled, {x: 3.0}), ("second", doubled, {x: 4.0})])
     page = new_page(browser)
-    page.set_content(film._repr_mimebundle_()["text/html"].replace("1200", "50"))
+    page.set_content(film._repr_mimebundle_()["text/html"])
     shown = page.locator(".gradlab-saved-graph_film")
     run, slider = shown.locator("button"), shown.locator("[data-control=step]")
     assert "first, step 1 of 2: x. Python feeds x = 3." in words(shown)
@@ -285,5 +287,6 @@ def test_a_film_of_a_graph_runs_and_follows_its_slider(browser):
     until(lambda: "second, step 2 of 2: doubled. Python gets 8 from doubled." in words(shown))
     until(lambda: run.inner_text() == "run")
     run.click()  # from the beginning
+    press(slider, "End")  # while it plays
     until(lambda: slider.input_value() == "3" and run.inner_text() == "run")
     page.context.close()

@@ -35,7 +35,8 @@ def said(checker, answer, capsys) -> str:
         ("weight_decay", lambda w, r, b, q, c: w * r / q, "8 times as many"),
         ("weight_decay", lambda w, r, b, q, c: w * (c / b) ** 0.5, "without a root"),
         ("weight_decay", lambda w, r, b, q, c: w * c / b, "the rate has changed"),
-        ("weight_decay", lambda w, r, b, q, c: w * c / b * q / r, "a quarter of the rate"),
+        ("weight_decay", lambda w, r, b, q, c: w * c / b * q / r, "must grow by that factor"),
+        ("weight_decay", lambda w, r, b, q, c: 0.0125, "a quarter of the rate"),
     ],
 )
 def test_the_mistake_is_named(checker, answer, hint, capsys):
@@ -49,6 +50,14 @@ def test_the_mistake_is_named(checker, answer, hint, capsys):
         ({"sizes": ..., "learning_rate": 0.1}, "a dict with the sizes and the learning rate"),
         ({"sizes": {0: 1, 9: 2}}, "a dict with the sizes and the learning rate"),
         ({"sizes": {0: 4, 9: 2}, "learning_rate": 0.1}, "sizes' batch sizes must rise"),
+        (
+            {"sizes": {0: 4096, 9: 8192}, "learning_rate": 0.1},
+            "at most 2,048 texts. Received: 4096",
+        ),
+        (
+            {"sizes": {0: 1, 1000: 2}, "learning_rate": 0.1},
+            "at most 1,000 updates. These are 1,524",
+        ),
         ({"sizes": {0: 64, 9: 128}, "learning_rate": 0.1}, "20 updates end at"),
     ],
 )
@@ -57,16 +66,40 @@ def test_a_recipe_is_checked_and_trained(answer, hint, capsys):
     assert found.startswith("not yet: ") and hint in found
 
 
-def test_all_texts_are_used_once(monkeypatch):
-    """A batch that grows uses as many texts as one that does not: none twice, none left out."""
+def test_the_exact_weight_decay_is_right(capsys):
+    def exact(decay, rate, batch, new_rate, new_batch):
+        return (1 - (1 - rate * decay) ** (new_batch / batch)) / new_rate
+
+    assert said(language_models.weight_decay, exact, capsys) == "right\n"
+
+
+@pytest.mark.parametrize("batch", [4, {0: 1, 8: 4}, {0: 1, 9: 4}])
+def test_texts_are_used_once_each(monkeypatch, batch):
+    """Sixteen updates at a time, as the program makes them, do not make more of them than there are."""
     monkeypatch.setattr(language_models, "TEXTS", 24)
     x, y = language_models.texts()
     assert x.shape == y.shape == (24, 32)
     np.testing.assert_array_equal(x[:, 1:], y[:, :-1])
-    line = datasets.shakespeare().read(x[0])
-    assert line in datasets.shakespeare().read(datasets.shakespeare().train)
-    assert language_models.updates_of({0: 1, 8: 4}) == 12
-    updates, loss = language_models.train(keras.optimizers.SGD(0.0), {0: 1, 8: 4})
-    assert updates == 12
-    # No rate, no change: the loss of the initial weights, whatever the batch
-    assert language_models.train(keras.optimizers.SGD(0.0), 4) == (6, pytest.approx(loss))
+    plays = datasets.shakespeare()
+    assert plays.read(x[0]) in plays.read(plays.train)
+    seen = []
+
+    fit = keras.Model.fit
+
+    def spied(model, batches, **options):
+        seen.extend(np.concatenate([part for part, _ in batches.as_numpy_iterator()]))
+        return fit(model, batches, **options)
+
+    monkeypatch.setattr(keras.Model, "fit", spied)
+    optimizer = keras.optimizers.SGD(0.0)
+    updates, _ = language_models.train(optimizer, batch)
+    used = 24 if batch != {0: 1, 9: 4} else 21  # three are too few for one more update of four
+    np.testing.assert_array_equal(seen, x[:used])
+    assert updates == int(optimizer.iterations) == (6 if batch == 4 else 12)
+
+
+def test_the_places_of_characters_are_learned():
+    model = language_models.network()
+    assert model.count_params() == 17_921
+    tables = [tuple(each.shape) for each in model.trainable_variables if "embedding" in each.path]
+    assert sorted(tables) == [(32, 32), (65, 32)]

@@ -68,22 +68,26 @@ def liveness(
 
     Args:
         trace: a function (number of examples) -> the function's graph, with all shapes known. It is
-            traced for two and for four examples: the sizes in between and beyond lie on a line.
+            traced for two and for four examples: the sizes in between and beyond lie on a line. If
+            the two graphs differ, it is traced for more: TensorFlow makes a constant of up to 999
+            ones, and an operation of more.
         gradients: a function (graph) -> the names of the tensors that are gradients of variables.
 
     Returns:
         The `Liveness`, or None if an operation of `HIDING` hides what it computes.
     """
-    few = trace(2)
-    many = trace(4)
+    for examples in (2, 1000):
+        few = trace(examples)
+        small = _sizes(few)
+        large = _sizes(trace(2 * examples))
+        if small.keys() == large.keys():
+            break
+    else:
+        return None
     if any(op.type in HIDING for op in few.get_operations()):
         return None
-    small = _sizes(few)
-    large = _sizes(many)
-    if small.keys() != large.keys():
-        return None
-    slope = {name: (large[name] - small[name]) / 2 for name in small}
-    fixed = {name: small[name] - 2 * slope[name] for name in small}
+    slope = {name: (large[name] - small[name]) / examples for name in small}
+    fixed = {name: small[name] - examples * slope[name] for name in small}
     born_and_last = _lives(few, lambda name: (small[name], large[name]))
     count = len(few.get_operations())
     wanted = gradients(few)

@@ -12,7 +12,7 @@ import numpy as np
 
 from gradlab import _checks
 
-HELD_OUT = 0.1  # the last part of a text
+HELD_OUT_SHARE = 0.1  # the last part of a text
 VALIDATION = 5_000  # the last examples of each published training set are the validation set
 # The number of the other training examples, by data set.
 TRAINING_EXAMPLES = {"mnist": 55_000, "fashion_mnist": 55_000, "cifar10": 45_000}
@@ -119,7 +119,7 @@ def shakespeare() -> Text:
     codes, numbers = np.unique(np.frombuffer(content, np.uint8), return_inverse=True)
     numbers = numbers.astype(np.int32)
     numbers.setflags(write=False)
-    first = int((1 - HELD_OUT) * len(numbers))
+    first = int((1 - HELD_OUT_SHARE) * len(numbers))
     return Text(bytes(codes).decode("ascii"), numbers[:first], numbers[first:])
 
 

@@ -350,9 +350,11 @@ def figure(rows: list[dict[str, Any]]) -> Figure:
 
 
 def _losses(rows: list[dict[str, Any]], way: str, batch: int) -> np.ndarray:
-    """The losses of a way and a batch, shape (seeds, RATES)."""
+    """The losses of a way and a batch, shape (seeds, RATES). In batches of REFERENCE, both ways of Adam
+    are the same."""
     losses = [row["loss"] for row in rows if (row["way"], row["batch"]) == (way, batch)]
-    return np.array(losses).reshape(-1, RATES)
+    # A run that diverged is worse than all others
+    return np.nan_to_num(np.array(losses, float), nan=np.inf).reshape(-1, RATES)
 
 
 def _listed(losses: np.ndarray) -> str:

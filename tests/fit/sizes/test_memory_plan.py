@@ -56,6 +56,22 @@ def test_the_peak_of_known_graphs(function):
     assert found.most_examples(0) == 0
 
 
+def test_ones_that_are_a_constant_for_few_examples_and_an_operation_for_more():
+    """300 ones for each example: TensorFlow makes a constant of 600, and an operation of 1,200. Most is
+    there while the input is cut: the input and the part."""
+
+    def ones(x):
+        return tf.reduce_sum(x[:, :300] * tf.ones([x.shape[0], 300]), axis=1)
+
+    def trace(examples):
+        return tf.function(ones).get_concrete_function(tf.TensorSpec([examples, 1000])).graph
+
+    names = [{op.type for op in trace(examples).get_operations()} for examples in (2, 4)]
+    assert "Fill" not in names[0] and "Fill" in names[1]
+    peak, _ = liveness(trace, lambda graph: set()).peak(50)
+    assert peak == pytest.approx(4 * (1000 + 300) * 50, abs=64)
+
+
 def test_loops_hide_what_they_compute():
     step = tf.function(
         lambda x: tf.while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, tf.tanh(x)), (0, x))[1]

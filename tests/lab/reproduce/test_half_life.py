@@ -165,6 +165,31 @@ def test_losses_that_say_otherwise_do_not(claim, lowest, best, slope):
     assert [each.holds for each in claims] == [number != claim for number in range(5)]
 
 
+def test_each_seed_counts():
+    rows = rows_of(AS_SAID, slope=SLOPES)
+    for row in rows:
+        if (row["way"], row["batch"], row["seed"]) == (half_life.HALF_LIFE, 1, 1):
+            row["loss"] += 0.03  # in the mean still below a fixed beta_2
+    claims = half_life.judge(rows)
+    assert claims[1].found == "1.900 and 1.940 against 1.920 and 1.930" and not claims[1].holds
+
+
+def test_the_better_adam_counts_and_growth_has_two_ends():
+    claims = half_life.judge(rows_of(AS_SAID | {(half_life.FIXED, 256): 1.95}, slope=SLOPES))
+    assert claims[3].found == "0.050 and 0.550"
+    claims = half_life.judge(rows_of(AS_SAID, {1: 7, 256: 2}, SLOPES))
+    assert claims[0].found == "0.2" and not claims[0].holds  # 2 ** (-7 - -5)
+
+
+def test_a_run_that_diverged_is_no_best_one():
+    rows = rows_of(AS_SAID)
+    for row in rows:
+        if row["rate"] == half_life.rates_of(row["way"], row["batch"])[-1]:
+            row["loss"] = float("nan")
+    assert half_life.lowest_loss(rows, half_life.HALF_LIFE, 1) == pytest.approx(1.905)
+    assert half_life.best_rate(rows, half_life.HALF_LIFE, 1) == 2.0**-8
+
+
 def test_a_range_of_good_rates_ends_where_the_tried_rates_do():
     rows = rows_of({}, slope={1: 0.001})
     assert half_life.good_rates(rows, half_life.HALF_LIFE, 1) == 2**7

@@ -30,7 +30,7 @@ export function showGraphFilm(/** @type {HTMLElement} */ root, /** @type {Film} 
   function next() {
     const step = Number(slider.value) + 1;
     go(step);
-    if (step === frames.length - 1) play(false);
+    if (step >= frames.length - 1) play(false);
   }
 
   button.addEventListener("click", () => {

@@ -3,14 +3,15 @@ changes."""
 
 import html
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import ipywidgets
 import numpy as np
 import tensorflow as tf
 
-from gradlab.drawing.graph_boxes import Box, boxes_of, operations_of, scopes_of
+from gradlab.drawing.graph_boxes import Box, changed_inputs
+from gradlab.drawing.graph_view import drawn_boxes
 from gradlab.lab.figures.style import GREY, STYLES
 from gradlab.lab.widget.course import graph_layout
 from gradlab.lab.widget.course.graph_layout import (
@@ -31,7 +32,7 @@ _READ, _WRITE = GREY, STYLES[1]["color"]
 _HOST = "#7B3FA0"
 
 
-@dataclass
+@dataclass(frozen=True)
 class FilmStep:
     """What one step of a run shows.
 
@@ -40,11 +41,12 @@ class FilmStep:
         number, of: the step of the run, from 1, and how many it has.
         now: the boxes that run in this step.
         done: the boxes that ran before it.
-        fed: the values that Python gives to boxes, as text, by the box.
-        passed: the values on arrows, as text, by the boxes (from, to).
-        fetched: the values that Python gets from boxes.
+        fed: what Python gives to boxes, as text, by the box.
+        passed: what the arrows of the run carry so far, as text, by the boxes (from, to).
+        fetched: what Python gets from boxes.
         variables: the values of the variables after this step.
-        written: the variables that this step changes.
+        written: the variables that boxes of this step change.
+        arrows: the arrows to the boxes of this step, and from them to variables, as (from, to).
     """
 
     run: str
@@ -52,11 +54,12 @@ class FilmStep:
     of: int
     now: list[str]
     done: list[str]
-    fed: dict[str, str] = field(default_factory=dict)
-    passed: dict[tuple[str, str], str] = field(default_factory=dict)
-    fetched: dict[str, str] = field(default_factory=dict)
-    variables: dict[str, str] = field(default_factory=dict)
-    written: list[str] = field(default_factory=list)
+    fed: Mapping[str, str]
+    passed: Mapping[tuple[str, str], str]
+    fetched: Mapping[str, str]
+    variables: Mapping[str, str]
+    written: list[str]
+    arrows: set[tuple[str, str]]
 
     @property
     def words(self) -> str:
@@ -69,7 +72,7 @@ class FilmStep:
         said += [
             f"Python gets {value} from {name}"
             for name, value in self.fetched.items()
-            if name in self.now
+            if name in self.now or (name in self.variables and self.number == self.of)
         ]
         return ". ".join(said) + "."
 
@@ -79,11 +82,13 @@ class GraphFilm:
     light up, the arrows carry their values, variables change, and violet values come from Python or go to it.
 
     Boxes that do not wait for each other run in the same step; TensorFlow may run them in any order.
+    Up to three numbers are shown as they are, more by their shape.
 
     Args:
-        session: a `tf.compat.v1.Session`. The runs change its variables.
+        session: a `tf.compat.v1.Session` whose variables are initialized. The runs change them.
         runs: (name, fetches, feed) of each run, as for `session.run`.
-        depth, expand, hide: as for `gradlab.draw_graph`.
+        depth, expand, hide: as for `gradlab.draw_graph`, but loops and calls of functions cannot be
+            expanded, and each variable needs a box of its own.
 
     Attributes:
         steps: what each step shows.
@@ -91,7 +96,9 @@ class GraphFilm:
         controls: the ipywidgets by the name of what they set: "step".
 
     Raises:
-        ValueError: no session, no run, or boxes that need parts of each other.
+        ValueError: no session, no run, a name that is not in the graph, a variable that is not
+            initialized or has no box of its own, boxes that need parts of each other, or two boxes
+            of one run that write the same variable.
 
     Example:
         >>> v1 = tf.compat.v1
@@ -116,15 +123,10 @@ class GraphFilm:
             raise ValueError(f"session must be a tf.compat.v1.Session. Received: {session!r}")
         if not runs:
             raise ValueError(f"runs must contain a run. Received: {runs!r}")
-        expand, hide = (
-            (names,) if isinstance(names, str) else tuple(names) for names in (expand, hide)
-        )
-        self._boxes = _boxes(session.graph, depth, expand, hide)
-        self.steps = [
-            step
-            for name, fetches, feed in runs
-            for step in _steps(session, self._boxes, name, fetches, feed)
-        ]
+        self._boxes = drawn_boxes(session.graph, depth, expand, hide)
+        graph_layout.levels(self._boxes)  # before anything runs: whether they can be drawn
+        filmed = _Session(session, self._boxes)
+        self.steps = [step for run in runs for step in filmed.steps(*run)]
         widths = {name: _width(box, self._boxes, self.steps) for name, box in self._boxes.items()}
         self._layout = graph_layout.place(self._boxes, widths)
         self._frames = [_svg(self._boxes, self._layout, step) for step in self.steps]
@@ -172,112 +174,216 @@ class GraphFilm:
 # ---- what runs ----
 
 
-def _boxes(
-    graph: tf.Graph, depth: int, expand: Sequence[str], hide: Sequence[str]
-) -> dict[str, Box]:
-    """The boxes that are drawn, by name."""
-    operations, bound = operations_of(graph, expand)
-    shown = [(op, name) for op, name in operations if not {*scopes_of(name)} & {*hide, "init"}]
-    return boxes_of(shown, bound, depth, expand)
+class _Session:
+    """A session, with the boxes of its graph and their variables.
 
+    Args:
+        session: the session.
+        boxes: the boxes that are drawn, by name.
 
-def _steps(
-    session: tf.compat.v1.Session, boxes: Mapping[str, Box], run: str, fetches: Any, feed: Mapping
-) -> list[FilmStep]:
-    """Make a run, and say what each of its steps shows."""
-    graph = session.graph
-    elements = [graph.as_graph_element(each) for each in tf.nest.flatten(fetches)]
-    fed = {graph.as_graph_element(tensor).op.name: value for tensor, value in feed.items()}
-    needed = _needed([getattr(each, "op", each) for each in elements], fed)
-    part = {
-        name: box
-        for name, box in boxes.items()
-        if any(op.name in needed for op in box.operations if op.type != "Const")
-    }
-    levels = graph_layout.levels(part)
-    passed = {
-        (source, name): _visible(_used(part[name]), needed & _names(part[source]))
-        for name in levels
-        for source in part[name].reads
-        if source in levels
-    }
-    got = {
-        name: _visible(elements, {op.name for op in box.operations}) for name, box in part.items()
-    }
-    before = _variables(session, boxes)
-    _, values, results = session.run([elements, passed, got], feed)
-    after = _variables(session, boxes)
-    steps = []
-    last = max(levels.values())
-    variables = before
-    for level in range(last + 1):
-        now = [name for name in levels if levels[name] == level]
-        done = [name for name in levels if levels[name] < level]
-        written = [each for name in now for each in boxes[name].writes if each in boxes]
-        variables = variables | {name: after[name] for name in written}
-        seen = {*now, *done}
-        steps.append(
-            FilmStep(
-                run,
-                level + 1,
-                last + 1,
-                now,
-                done,
-                {name: _short(value) for name, value in fed.items() if name in seen},
-                {
-                    arrow: _several(found)
-                    for arrow, found in values.items()
-                    if arrow[0] in seen and found
-                },
-                {name: _several(results[name]) for name in seen if results[name]},
-                variables,
-                written,
-            )
+    Raises:
+        ValueError: boxes that `GraphFilm` refuses.
+    """
+
+    def __init__(self, session: tf.compat.v1.Session, boxes: Mapping[str, Box]):
+        self._session = session
+        self._boxes = boxes
+        self._home = {op.name: name for name, box in boxes.items() for op in box.operations}
+        graph = session.graph
+        if any(op.graph is not graph for box in boxes.values() for op in box.operations):
+            raise ValueError("expand must name scopes: a film shows no loop and no function inside")
+        known = {
+            each.op.name: each
+            for key in graph.collections
+            for each in graph.get_collection(key)
+            if isinstance(each, tf.Variable)
+        }
+        self._variables = {}
+        for name, box in boxes.items():
+            if "variable" not in box.types:
+                continue
+            if name not in known or len(box.types) > 1:
+                raise ValueError(
+                    "each variable must be in a collection and have a box of its own: expand its "
+                    f"scope. Received: {name!r} with {box.kind}"
+                )
+            self._variables[name] = known[name]
+
+    def steps(self, run: str, fetches: Any, feed: Mapping | None) -> list[FilmStep]:
+        """Make a run, and say what each of its steps shows."""
+        graph = self._session.graph
+        elements = [
+            graph.as_graph_element(each)
+            for each in tf.nest.flatten(fetches, expand_composites=True)
+        ]
+        fed = {graph.as_graph_element(each): value for each, value in (feed or {}).items()}
+        part = _Part(self._home, self._variables, elements, {tensor.name for tensor in fed})
+        for name in part.written_by:
+            if len(part.written_by[name]) > 1:
+                raise ValueError(
+                    "each variable must be written by one box of a run: make several runs. Received: "
+                    f"{name} in {run!r}, written by {', '.join(part.written_by[name])}"
+                )
+        levels = {name: part.levels[name] for name in self._boxes if name in part.levels}
+        if not levels:
+            raise ValueError(f"a run must run a box that is drawn. Received: {run!r}")
+        before = self._values()
+        _, passed, results = self._session.run(
+            [elements, part.passed, _by_box(self._home, elements)], feed
         )
-    return steps
+        after = self._values()
+        given: dict[str, list] = {}
+        for tensor, value in fed.items():
+            if tensor.op.name in self._home:
+                given.setdefault(self._home[tensor.op.name], []).append(value)
+        last = max(levels.values())
+        variables, steps = before, []
+        for level in range(last + 1):
+            now = [name for name in levels if levels[name] == level]
+            seen = [name for name in levels if levels[name] <= level]
+            written = [
+                name for name in self._variables if {*part.written_by.get(name, ())} & {*now}
+            ]
+            variables = variables | {name: after[name] for name in written}
+            if level == last:  # also what boxes that are not drawn have written
+                variables = after
+                seen += self._variables
+            steps.append(
+                FilmStep(
+                    run=run,
+                    number=level + 1,
+                    of=last + 1,
+                    now=now,
+                    done=[name for name in levels if levels[name] < level],
+                    fed={name: _several(given[name]) for name in seen if name in given},
+                    passed={
+                        arrow: _several(found)
+                        for arrow, found in passed.items()
+                        if arrow[0] in levels and levels[arrow[0]] <= level and found
+                    },
+                    fetched={name: _several(results[name]) for name in seen if results.get(name)},
+                    variables=variables,
+                    written=written,
+                    arrows={
+                        (source, target)
+                        for source, target in part.arrows
+                        if (source if target in self._variables else target) in now
+                    },
+                )
+            )
+        return steps
+
+    def _values(self) -> dict[str, str]:
+        """The values of the variables, as text."""
+        try:
+            values = self._session.run(self._variables)
+        except tf.errors.FailedPreconditionError:
+            names = ", ".join(self._variables)
+            raise ValueError(
+                "all variables must be initialized before the runs. Received: one that is not, among "
+                f"{names}"
+            ) from None
+        return {name: _short(value) for name, value in values.items()}
 
 
-def _needed(fetched: list[tf.Operation], fed: Mapping[str, Any]) -> set[str]:
-    """The names of all operations that must run for others. What is fed needs nothing."""
-    found: set[str] = set()
-    new = list(fetched)
-    while new:
-        op = new.pop()
-        if op.name not in found:
-            found.add(op.name)
-            if op.name not in fed:
-                new += [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+class _Part:
+    """The part of a graph that a run needs.
+
+    Args:
+        home: the box of each operation, by their names. The others are not drawn.
+        variables: the boxes that are variables.
+        fetched: the tensors and operations that are asked for.
+        fed: the names of the tensors that Python gives.
+
+    Attributes:
+        levels: for each box that runs or is fed, how many run before it, one after the other.
+        written_by: for each variable, the boxes that change it.
+        passed: for each arrow (from, to) between two boxes, the tensors that it carries.
+        arrows: all arrows that are used, those from and to variables included.
+    """
+
+    def __init__(
+        self, home: Mapping[str, str], variables: Mapping[str, Any], fetched: list, fed: set[str]
+    ):
+        self._home = home
+        self._variables = variables
+        self._fed = fed
+        self.written_by: dict[str, list[str]] = {}
+        self.passed: dict[tuple[str, str], list[tf.Tensor]] = {}
+        self.arrows: set[tuple[str, str]] = set()
+        needed = self._needed(fetched)
+        before: dict[str, dict[str, None]] = {
+            home[tensor.op.name]: {}
+            for op in needed
+            for tensor in op.inputs
+            if tensor.name in fed and tensor.op.name in home
+        }
+        for op in needed:
+            if (name := home.get(op.name)) is None or name in variables or op.type == "Const":
+                continue
+            before.setdefault(name, {}).update(dict.fromkeys(self._boxes_before(op)))
+            before[name].pop(name, None)
+            self._arrows_to(op, name)
+        self.levels = graph_layout.longest({name: [*others] for name, others in before.items()})
+
+    def _needed(self, fetched: list) -> list[tf.Operation]:
+        """All operations that run: those that are asked for, and what these need. What is fed needs
+        nothing."""
+        new = [getattr(each, "op", each) for each in fetched if each.name not in self._fed]
+        found: dict[str, tf.Operation] = {}
+        while new:
+            op = new.pop()
+            if op.name not in found:
+                found[op.name] = op
+                new += [tensor.op for tensor in op.inputs if tensor.name not in self._fed]
+                new += op.control_inputs
+        return list(found.values())
+
+    def _boxes_before(self, op: tf.Operation) -> list[str]:
+        """The boxes that an operation waits for, also through operations without a box."""
+        found: dict[str, None] = {}
+        seen = {op.name}
+        new = [op]
+        while new:
+            op = new.pop()
+            for tensor in op.inputs:
+                if tensor.name in self._fed and tensor.op.name in self._home:
+                    found[self._home[tensor.op.name]] = None
+            others = [tensor.op for tensor in op.inputs if tensor.name not in self._fed]
+            for other in [*others, *op.control_inputs]:
+                name = self._home.get(other.name)
+                if name is not None and name not in self._variables and other.type != "Const":
+                    found[name] = None
+                elif other.name not in seen:
+                    seen.add(other.name)
+                    new.append(other)
+        return list(found)
+
+    def _arrows_to(self, op: tf.Operation, name: str) -> None:
+        """Note what an operation of a box takes in and writes."""
+        changed = changed_inputs(op)
+        for number, tensor in enumerate(op.inputs):
+            source = self._home.get(tensor.op.name)
+            if source is None or source == name:
+                continue
+            if number in changed:
+                self.written_by[source] = [*dict.fromkeys([*self.written_by.get(source, []), name])]
+                self.arrows.add((name, source))
+                continue
+            self.arrows.add((source, name))
+            carried = self.passed.setdefault((source, name), [])
+            is_new = tensor.name not in {each.name for each in carried}
+            if is_new and tensor.dtype not in (tf.resource, tf.variant):
+                carried.append(tensor)
+
+
+def _by_box(home: Mapping[str, str], elements: list) -> dict[str, list[tf.Tensor]]:
+    """The tensors among what is asked for, each once, by their boxes."""
+    found: dict[str, list[tf.Tensor]] = {}
+    for each in {each.name: each for each in elements if isinstance(each, tf.Tensor)}.values():
+        if each.op.name in home:
+            found.setdefault(home[each.op.name], []).append(each)
     return found
-
-
-def _names(box: Box) -> set[str]:
-    """The names of a box's operations."""
-    return {op.name for op in box.operations}
-
-
-def _used(box: Box) -> list[tf.Tensor]:
-    """What the operations of a box take in."""
-    return [tensor for op in box.operations for tensor in op.inputs]
-
-
-def _visible(elements: list, operations: set[str]) -> list[tf.Tensor]:
-    """The tensors of these operations that have a value to show, each once."""
-    tensors = {
-        each.name: each
-        for each in elements
-        if isinstance(each, tf.Tensor) and each.op.name in operations
-    }
-    return [each for each in tensors.values() if each.dtype != tf.resource]
-
-
-def _variables(session: tf.compat.v1.Session, boxes: Mapping[str, Box]) -> dict[str, str]:
-    """The values of the variables that are drawn, as text."""
-    variables = {
-        each.op.name: each
-        for each in session.graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
-    }
-    drawn = {name: variables[name] for name, box in boxes.items() if is_variable(box)}
-    return {name: _short(value) for name, value in session.run(drawn).items()}
 
 
 def _several(values: list) -> str:
@@ -287,10 +393,13 @@ def _several(values: list) -> str:
 def _short(value: Any) -> str:
     """A value in a few characters: up to three numbers, else the shape."""
     array = np.asarray(value)
-    if array.size > 3 or array.ndim > 1:
-        return str(array.shape)
-    numbers = [f"{number:.4g}" for number in array.reshape(-1)]
-    return f"[{' '.join(numbers)}]" if array.ndim else numbers[0]
+    if array.size > 3:
+        return f"shape {array.shape}"
+    if array.ndim:
+        return f"[{' '.join(_short(each) for each in array)}]"
+    if array.dtype.kind == "f":
+        return f"{array:.4g}"
+    return tf.compat.as_str_any(array.item())
 
 
 def _listed(names: list[str]) -> str:
@@ -306,29 +415,29 @@ def _svg(boxes: Mapping[str, Box], layout: GraphLayout, step: FilmStep) -> str:
     lit = {*step.now, *step.done}
     lines, labels = [], []
     for name, box in boxes.items():
-        active = name in step.now
         faint = not is_variable(box) and name not in lit
         before = sorted(graph_layout.needs(box, boxes), key=lambda other: places[other].x)
-        variables = [other for other in box.reads if other in boxes and is_variable(boxes[other])]
+        variables = [other for other in box.reads if is_variable(boxes[other])]
         ends = _ends(places[name], _arrows(box, boxes))
         for source, x in zip(before, ends):
             dashed = source not in box.reads
+            active = (source, name) in step.arrows or (dashed and name in step.now)
             lines.append(_arrow(places[source], x, places[name].top, active, faint, dashed))
             if value := step.passed.get((source, name)):
                 labels.append(_label(x, places[name].top - 20, value))
         lines += [
-            _from_variable(places[source], ends[-1], places[name].top, active, faint)
+            _from_variable(
+                places[source], ends[-1], places[name].top, (source, name) in step.arrows, faint
+            )
             for source in variables
         ]
         lines += [
-            _to_variable(places[name], places[target], active, faint)
+            _to_variable(places[name], places[target], (name, target) in step.arrows, faint)
             for target in box.writes
-            if target in places
         ]
-    for name, label in _host_labels(step):
-        if name in places:
-            y = places[name].top - 12 if name in step.fed else places[name].bottom + 14
-            labels.append(_label(places[name].x, y, label, _HOST))
+    for name, label, above in _host_labels(step):
+        y = places[name].top - 12 if above else places[name].bottom + 14
+        labels.append(_label(places[name].x, y, label, _HOST))
     drawn = [_box(box, places[name], step) for name, box in boxes.items()]
     width, height = layout.width, layout.height
     words = html.escape(step.words)
@@ -367,7 +476,7 @@ def _width(box: Box, boxes: Mapping[str, Box], steps: Sequence[FilmStep]) -> flo
     outside = [
         _label_width(label)
         for step in steps
-        for name, label in _host_labels(step)
+        for name, label, _ in _host_labels(step)
         if name == box.name
     ]
     return max(CHARACTER * longest + 20, _arrows(box, boxes) * max(above, default=0), *outside)
@@ -375,14 +484,15 @@ def _width(box: Box, boxes: Mapping[str, Box], steps: Sequence[FilmStep]) -> flo
 
 def _arrows(box: Box, boxes: Mapping[str, Box]) -> int:
     """How many arrows end on the upper edge of a box: those of all variables are one."""
-    reads_variable = any(other in boxes and is_variable(boxes[other]) for other in box.reads)
+    reads_variable = any(is_variable(boxes[other]) for other in box.reads)
     return len(graph_layout.needs(box, boxes)) + reads_variable
 
 
-def _host_labels(step: FilmStep) -> list[tuple[str, str]]:
-    """The values that come from Python and go to it, each with its box."""
-    fed = [(name, f"Python: {value}") for name, value in step.fed.items()]
-    return fed + [(name, f"to Python: {value}") for name, value in step.fetched.items()]
+def _host_labels(step: FilmStep) -> list[tuple[str, str, bool]]:
+    """The values that come from Python and go to it: the box, the words, and whether they stand above
+    it."""
+    fed = [(name, f"Python: {value}", True) for name, value in step.fed.items()]
+    return fed + [(name, f"to Python: {value}", False) for name, value in step.fetched.items()]
 
 
 def _second_line(box: Box, step: FilmStep) -> str:

@@ -82,7 +82,7 @@ def levels(boxes: Mapping[str, Box]) -> dict[str, int]:
     """
     running = {name: box for name, box in boxes.items() if not is_variable(box)}
     try:
-        return _longest({name: needs(box, running) for name, box in running.items()})
+        return longest({name: needs(box, running) for name, box in running.items()})
     except graphlib.CycleError as error:
         names = ", ".join(dict.fromkeys(error.args[1]))
         raise ValueError(
@@ -91,7 +91,7 @@ def levels(boxes: Mapping[str, Box]) -> dict[str, int]:
         ) from None
 
 
-def _longest(before: Mapping[str, list[str]]) -> dict[str, int]:
+def longest(before: Mapping[str, list[str]]) -> dict[str, int]:
     """For each name, the length of the longest chain of those before it."""
     found: dict[str, int] = {}
     for name in graphlib.TopologicalSorter(before).static_order():
@@ -167,7 +167,7 @@ def _reading_order(boxes: Mapping[str, Box]) -> dict[str, int]:
         below[name] = [*below[name], *(other for other in built if used & {*boxes[other].writes})]
         built.append(name)
     try:
-        return _longest(below)
+        return longest(below)
     except graphlib.CycleError:
         return levels(boxes)
 
