@@ -93,6 +93,40 @@ def test_every_optimizer(optimizer, float64):
     check("shared", 3, x, y, optimizer=optimizer, epochs=1, tolerance=1e-12)
 
 
+NEW_IN_KERAS = {
+    "Muon": lambda: keras.optimizers.Muon(0.01),
+    "MultiOptimizer": lambda: keras.optimizers.MultiOptimizer(
+        lambda variable: (
+            keras.optimizers.Adam(0.01) if "bias" in variable.path else keras.optimizers.SGD(0.1)
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NEW_IN_KERAS)
+@pytest.mark.parametrize("size", [3, "auto"])
+def test_optimizers_that_are_new_in_keras(name, size):
+    """Muon makes its matrices orthogonal in bfloat16 or float32, so this is no equality of float64."""
+    if not hasattr(keras.optimizers, name):
+        pytest.skip(f"this Keras has no {name}")
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=[19, 6]).astype("float32"), rng.normal(size=[19, 1]).astype("float32")
+    ends = []
+    for cut in (None, size):
+        keras.utils.set_random_seed(0)
+        layers = [keras.layers.Dense(8, "tanh"), keras.layers.Dense(8, "tanh")]
+        model = keras.Sequential([keras.Input([6]), *layers, keras.layers.Dense(1)])
+        start = model.get_weights()
+        if cut is not None:
+            model = gradlab.microbatched(model, cut)
+        model.compile(NEW_IN_KERAS[name](), "mse")
+        model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+        ends.append(model.get_weights())
+    for before, large, cut in zip(start, *ends):
+        assert np.linalg.norm(large - before) > 1e-3
+        assert np.linalg.norm(cut - large) < 1e-5 * np.linalg.norm(large - before)
+
+
 @pytest.mark.slow
 @settings(
     max_examples=10,
