@@ -1191,14 +1191,14 @@ BUGS = (
     ),
     Bug(
         "a_film_shows_a_variable_before_it_is_written",
-        "gradlab/lab/widget/course/graph_film.py",
+        "gradlab/lab/widget/course/graph_runs.py",
         "variables, steps = before, []",
         "variables, steps = after, []",
         ("tests/lab/widget/course/test_graph_film.py",),
     ),
     Bug(
         "what_is_fed_runs_what_it_replaces",
-        "gradlab/lab/widget/course/graph_film.py",
+        "gradlab/lab/widget/course/graph_runs.py",
         "new += [tensor.op for tensor in op.inputs if tensor.name not in self._fed]",
         "new += [tensor.op for tensor in op.inputs]",
         ("tests/lab/widget/course/test_graph_film.py",),

@@ -81,21 +81,25 @@ def levels(boxes: Mapping[str, Box]) -> dict[str, int]:
         ValueError: two boxes need each other.
     """
     running = {name: box for name, box in boxes.items() if not is_variable(box)}
+    return longest({name: needs(box, running) for name, box in running.items()})
+
+
+def longest(before: Mapping[str, list[str]]) -> dict[str, int]:
+    """For each name, the length of the longest chain of those before it.
+
+    Raises:
+        ValueError: two need each other.
+    """
+    found: dict[str, int] = {}
     try:
-        return longest({name: needs(box, running) for name, box in running.items()})
+        for name in graphlib.TopologicalSorter(before).static_order():
+            found[name] = 1 + max((found[other] for other in before[name]), default=-1)
     except graphlib.CycleError as error:
         names = ", ".join(dict.fromkeys(error.args[1]))
         raise ValueError(
             f"boxes must run one after the other. Received: {names}, of which each needs a part of "
             "the other: expand one of them"
         ) from None
-
-
-def longest(before: Mapping[str, list[str]]) -> dict[str, int]:
-    """For each name, the length of the longest chain of those before it."""
-    found: dict[str, int] = {}
-    for name in graphlib.TopologicalSorter(before).static_order():
-        found[name] = 1 + max((found[other] for other in before[name]), default=-1)
     return {name: found[name] for name in before}
 
 
@@ -168,7 +172,7 @@ def _reading_order(boxes: Mapping[str, Box]) -> dict[str, int]:
         built.append(name)
     try:
         return longest(below)
-    except graphlib.CycleError:
+    except ValueError:
         return levels(boxes)
 
 
