@@ -354,7 +354,8 @@ def test_an_added_loss_that_is_not_additive_is_refused(b):
     model = gradlab.microbatched(sequential(Adds(balance, name="router")), b, batch_losses="mean")
     model.compile("sgd", "mse")
     with pytest.raises(
-        ValueError, match="^router must be a mean over the examples, as batch_losses.*Received: "
+        ValueError,
+        match='^router must be a mean over the examples, as batch_losses="mean" says; .*Received: ',
     ):
         model.fit(X, Y, **FIT)
     assert int(model.optimizer.iterations) == 0

@@ -253,4 +253,6 @@ def one_sentence_errors() -> Iterator[None]:
         said = re.search(r"\[([^\[\]]*Received:)\] \[([^\[\]]*)\]", error.message)
         if said is None:
             raise
-        raise ValueError(" ".join(said.groups())) from None
+        sentence = " ".join(said.groups())
+        # TensorFlow puts a backslash before a quotation mark
+        raise ValueError(re.sub(r"\\(['\"])", r"\1", sentence)) from None

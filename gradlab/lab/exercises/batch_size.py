@@ -39,6 +39,10 @@ def noise_scale(answer: Any) -> None:
     variance = np.array([(7 - 3) * 12 / 2, (4 - 2) * 12 / 2])
     signal = np.array([(3 * 3 - 7) / 2, (3 * 2 - 4) / 2])
     steady = answer(microbatch_norms, window_norms, 4)
+    of_means = microbatch_norms.mean(axis=1) ** 2
+    too_small = (of_means - window_norms**2).mean() * 12 / (3 * window_norms**2 - of_means).mean()
+    hint = "average the squared norms of the micro-batches; you square the average norm"
+    require_unlike(steady, {too_small: hint}, rtol=1e-9)
     require_close(
         steady,
         variance.mean() / signal.mean(),
@@ -147,6 +151,7 @@ _CASES = (
     ((1000, 5, 4, 0.2, 0.15), "four GPUs, a noise scale of 1,000 and b = 5"),
     ((5000, 4, 2, 0.01, 0.0), "two GPUs that exchange gradients in no time"),
     ((680, 1, 3, 0.1, 0.5), "three GPUs with b = 1 and an update that costs five micro-batches"),
+    ((210, 10, 1, 0.1, 0.01), "one GPU, b = 10 and an update that costs a tenth of a micro-batch"),
 )
 
 
@@ -188,7 +193,7 @@ def leaderboard_row(answer: Any) -> None:
         display(table.add(row))
     except ValueError as error:
         raise NotYet(str(error)) from None
-    reached = f"{row.accuracy_percent:.1f} % after {row.updates} updates"
+    reached = f"{row.accuracy_percent:.2f} % after {row.updates} updates"
     require(
         row.accuracy_percent >= ENOUGH,
         f"{reached}, and {ENOUGH} % can be reached in {leaderboard.SECONDS:g} seconds",

@@ -15,7 +15,15 @@ from gradlab.auditing.models import Weights
 from gradlab.auditing.probes import PROBES, ProbeTraining
 from gradlab.auditing.problem import Problem
 from gradlab.auditing.rules import LoopRules
-from gradlab.lab.exercises import NotYet, exercise, filled, require
+from gradlab.lab.exercises import (
+    NotYet,
+    exercise,
+    filled,
+    hint_for,
+    require,
+    require_close,
+    require_unlike,
+)
 
 # What a loop has to do, and the probes that show it.
 STEPS = {
@@ -173,10 +181,20 @@ def _step(
 # --- the exercises
 
 
-def _judge(part: str, answer: Any, *steps: str) -> None:
-    """Try a part in the training runs of the first step, which every loop has to pass, and of these."""
+def _is_function(answer: Any) -> None:
     require(answer is not None and answer is not ..., "the function is still missing")
     require(callable(answer), f"your answer must be a function. Received: {answer!r:.80}")
+
+
+def _arrays(value: Any, names: list[str]) -> Weights:
+    has_names = isinstance(filled(value), dict) and sorted(value) == names
+    require(has_names, f"return a dict of arrays with the names {', '.join(names)}")
+    return value
+
+
+def _judge(part: str, answer: Any, *steps: str) -> None:
+    """Try a part in the training runs of the first step, which every loop has to pass, and of these."""
+    _is_function(answer)
     train = lambda problem: loop(problem, **{part: answer})  # noqa: E731
     for step in (next(iter(STEPS)), *steps):
         for name in STEPS[step]:
@@ -187,31 +205,110 @@ def _judge(part: str, answer: Any, *steps: str) -> None:
 @exercise
 def add_up(answer: Any) -> None:
     """A function: (problem, weights, window) -> the sum of the gradients, and how much it holds."""
+    _is_function(answer)
+    _try_add_up(answer)
     _judge("add_up", answer, "weight by examples or tokens")
 
 
 @exercise
 def windows(answer: Any) -> None:
     """A function: (epoch, size) -> the windows of an epoch."""
+    _is_function(answer)
+    lengths = [len(window) for window in filled(answer(list(range(10)), 4))]
+    require(
+        lengths == [4, 4, 2],
+        f"ten micro-batches and a size of four make windows of {lengths}, and should make 4, 4 and 2",
+    )
     _judge("windows", answer, "update at the end of an epoch")
 
 
 @exercise
 def combined(answer: Any) -> None:
     """A function: (sums of the replicas) -> the mean over all their examples."""
+    _is_function(answer)
+    sums = [({"w": np.array(6.0)}, 3), ({"w": np.array(6.0)}, 1)]
+    mean = _arrays(answer(sums), ["w"])["w"]
+    what = "the mean of sums of 6 over 3 examples and of 6 over 1"
+    mistakes = {
+        4.0: f"{what} is not the mean of the two means: divide once, by all examples",
+        2.0: f"{what} is 2 for your function: where is the second replica?",
+        6.0: f"{what} is not a mean over replicas: divide by the examples",
+        12.0: "that is the sum: divide it by the examples",
+    }
+    require_unlike(mean, mistakes)
+    require_close(mean, 3, what)
     _judge("combined", answer, "one sum over all replicas")
+
+
+_GLOBAL_NORM = "the norm is that of all arrays together, not of each one"
 
 
 @exercise
 def clipped(answer: Any) -> None:
     """A function: (gradient, limit) -> the gradient with at most this global norm."""
+    _is_function(answer)
+    for first, second, limit, right, mistakes in (
+        (3.0, 4.0, 1.0, (0.6, 0.8), {(1.0, 1.0): _GLOBAL_NORM, (3.0, 4.0): "their norm is 5"}),
+        (0.3, 0.4, 1.0, (0.3, 0.4), {(0.6, 0.8): "they are short enough: nothing changes"}),
+        (3.0, 4.0, np.inf, (3.0, 4.0), {}),
+    ):
+        gradient = {"a": np.array([first]), "b": np.array([second])}
+        found = _arrays(answer(gradient, limit), ["a", "b"])
+        both = np.ravel([found["a"], found["b"]])
+        case = f"the result for {first:g} and {second:g} with a limit of {limit:g}"
+        require_close(both, right, case, hint_for(both, mistakes))
     _judge("clipped", answer, "clip once, after averaging")
 
 
 @exercise
 def step(answer: Any) -> None:
     """A function: (problem, weights, gradient, state, number) -> the new weights."""
+    _is_function(answer)
+    _try_step(answer)
     _judge("step", answer, "count updates, not micro-batches")
+
+
+def _try_add_up(answer: Callable) -> None:
+    problem = _PROBES["texts of different lengths"].make()
+    window = problem.epochs[0][:3]
+    right, right_count = _add_up(problem, problem.weights, window)
+    total, count = _pair(answer(problem, problem.weights, window))
+    total = _arrays(total, sorted(right))
+    sizes = f"the three micro-batches of {', '.join(f'{problem.size(one):g}' for one in window)}"
+    hint = f"{sizes} count for {right_count:g}, not for {count}"
+    require(np.shape(count) == () and np.isclose(float(count), right_count), hint)
+    for name, wanted in right.items():
+        plain = sum(problem.gradients(problem.weights, one)[1][name] for one in window)
+        last = problem.gradients(problem.weights, window[-1])[1][name]
+        hints = {
+            "that is the mean: return the sum, and what it counts for": wanted / right_count,
+            "a gradient is a mean: multiply it by what its micro-batch counts for": plain,
+            "that is the gradient of the last micro-batch alone": last,
+        }
+        for said, wrong in hints.items():
+            require(not np.allclose(total[name], wrong), f"{name}: {said}")
+        require_close(total[name], wanted, f"{name}: the sum over {sizes}")
+
+
+def _try_step(answer: Callable) -> None:
+    """Two updates with momentum, each with a gradient of ones."""
+    problem = _PROBES["momentum, with a rate that falls"].make()
+    ones = {name: np.ones(np.shape(value)) for name, value in problem.weights.items()}
+    weights, state, moved = problem.weights, {}, 0.0
+    for number in (0, 1):
+        before = weights
+        weights = _arrays(answer(problem, before, ones, state, number), sorted(before))
+        moved = np.ravel(before["kernel"] - weights["kernel"])[0]
+    first, second = problem.learning_rate(0), problem.learning_rate(1)
+    mistakes = {
+        second: "the velocity of the second update is 0.9 times that of the first plus the "
+        "gradient: keep it in state",
+        1.9 * first: "the rate of the second update is learning_rate(1)",
+        first: "the rate of the second update is learning_rate(1), and its velocity is 1.9",
+        -1.9 * second: "a step goes against the gradient",
+    }
+    require_unlike(moved, mistakes)
+    require_close(moved, 1.9 * second, "with gradients of 1, the step of the second update")
 
 
 @exercise
@@ -277,7 +374,8 @@ def in_half(answer: Any) -> None:
 @exercise
 def whole_loop(answer: Any) -> None:
     """A function: (problem) -> the weights after each update, as `gradlab.audit` calls it."""
-    require(answer is not None and answer is not ..., "the function is still missing")
+    _is_function(answer)
+    filled(answer(_PROBES["full windows"].make()))
     fault = _fault(answer, _PROBES["full windows"])
     require(not fault, fault)
     found = audit(answer, supports=SUPPORTS)

@@ -207,6 +207,7 @@ def _check_bubble(answer: Callable, p: int, m: int, forward: float, backward: fl
         m * both: "that is the time without any waiting: when does the last stage begin?",
         p * m * both: "the stages do not work one after the other: they overlap",
         (m + p - 1) * forward: "the backward passes take time, too",
+        m * both + (p - 1) * forward: "the first stage waits for backward passes, too",
         (m + p) * both: "the last stage begins p - 1 forward passes late, not p",
     }
     for wrong, hint in hints.items():

@@ -42,24 +42,27 @@ def smallest_k(answer: Any) -> None:
 def noise_of_windows(answer: Any) -> None:
     """A function: (losses of micro-batches in order, k) -> the standard deviation of the means of
     windows of k."""
-    losses = np.array([0.0, 0.0, 2.0, 2.0])
+    losses = np.array([1.0, 3.0, 8.0, 4.0])
     got = np.asarray(filled(answer(losses.copy(), 2)), np.float64)
     require(got.shape == (), f"the noise is one number, and your answer has the shape {got.shape}")
-    pairs = "of [0, 0, 2, 2] with k = 2 your answer is"
+    pairs = "of [1, 3, 8, 4] with k = 2 your answer is"
     law = "this is the law 1/√k, which holds for independent losses. Measure the noise: average each window first"
     mistakes = {
-        0: f"{pairs} 0: a window is k consecutive micro-batches, 0 and 0, then 2 and 2",
-        0.5: f"{pairs} 0.5: this is the noise of single losses, divided by k. Average first",
-        0.5**0.5: f"{pairs} 0.71: {law}",
+        0.5: f"{pairs} 0.5: a window is k consecutive micro-batches, 1 and 3, then 8 and 4",
+        1.5: f"{pairs} 1.5: that is the noise inside a window. Average each window first",
+        6.5**0.5: f"{pairs} 2.55: this is the noise of single losses. Average each window first",
+        6.5**0.5
+        / 2: f"{pairs} 1.27: this is the noise of single losses, divided by k. Average first",
+        3.25**0.5: f"{pairs} 1.80: {law}",
     }
     require_unlike(got, mistakes)
     # That is ddof=1, which makes no difference for many windows
-    if not np.isclose(got, np.sqrt(2)):
+    if not np.isclose(got, np.sqrt(8)):
         require_close(
             got,
-            1,
-            "the noise of [0, 0, 2, 2] with k = 2",
-            "and should be 1, as the windows' means are 0 and 2",
+            2,
+            "the noise of [1, 3, 8, 4] with k = 2",
+            "and should be 2, as the windows' means are 2 and 6",
         )
     losses = np.random.default_rng(0).exponential(size=160_000)
     for k in (1, 16):

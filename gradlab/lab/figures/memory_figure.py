@@ -9,7 +9,15 @@ from gradlab.fit.sizes.memory_plan import MemoryPlan
 from gradlab.lab.figures.picture import figure
 from gradlab.measure.memory import MEBIBYTE
 
-COLORS = ("#0072B2", "#56B4E9", "#009E73", "#F0E442", "#D55E00", "#999999")
+# of the parts, as in the course's memory bars and film
+COLORS = {
+    "weights": "#0072B2",
+    "optimizer": "#009E73",
+    "accumulators": "#CC79A7",
+    "gradients": "#D55E00",
+    "activations": "#E69F00",
+    "TensorFlow": "#999999",
+}
 
 
 def memory_plan(
@@ -34,14 +42,14 @@ def memory_plan(
     }
     below = np.zeros(len(microbatch_sizes))
     places = np.arange(len(microbatch_sizes))
-    for (name, part), color in zip(parts.items(), COLORS):
+    for name, part in parts.items():
         heights = np.array([part(b) for b in microbatch_sizes]) / MEBIBYTE
         axes.bar(
             places,
             heights,
             bottom=below,
             label=name,
-            color=color,
+            color=COLORS[name],
             width=0.6,
             edgecolor="white",
             linewidth=0.5,

@@ -46,7 +46,9 @@ class FilmStep:
         """The step as a sentence or two."""
         said = [f"{self.run}, step {self.number} of {self.of}: {_listed(self.now)}"]
         said += [
-            f"Python feeds {name} = {value}" for name, value in self.fed.items() if name in self.now
+            f"Python feeds {name} {'of' if value.startswith('shape') else '='} {value}"
+            for name, value in self.fed.items()
+            if name in self.now
         ]
         said += [f"{name} is now {self.variables[name]}" for name in self.written]
         said += [
