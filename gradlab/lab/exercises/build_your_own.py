@@ -294,7 +294,9 @@ def _try_step(answer: Callable) -> None:
     """Two updates with momentum, each with a gradient of ones."""
     problem = _PROBES["momentum, with a rate that falls"].make()
     ones = {name: np.ones(np.shape(value)) for name, value in problem.weights.items()}
-    weights, state, moved = problem.weights, {}, 0.0
+    weights = problem.weights
+    state: dict = {}
+    moved = 0.0
     for number in (0, 1):
         before = weights
         weights = _arrays(answer(problem, before, ones, state, number), sorted(before))
