@@ -1,6 +1,7 @@
 """average_gradients: the mean over towers, for dense, sparse, missing and half-precision
 gradients."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -55,6 +56,40 @@ def test_sparse_gradients_stay_sparse_with_each_row_once(weights):
     np.testing.assert_allclose(
         tf.convert_to_tensor(mean), np.average(dense, axis=0, weights=weights)
     )
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adagrad", "rmsprop"])
+def test_the_rows_of_a_window_make_the_update_of_the_summed_gradient(optimizer, float64):
+    ids = np.random.default_rng(0).integers(0, 20, [12, 3])  # most rows occur more than once
+    sizes = [5.0, 5.0, 2.0]
+
+    def after_an_update(gradient):
+        table = keras.Variable(np.linspace(-1, 1, 60).reshape(20, 3))
+        rule = keras.optimizers.get({"class_name": optimizer, "config": {"learning_rate": 0.1}})
+        rule.apply([gradient(table)], [table])
+        return table.numpy()
+
+    def of_mean_loss(table, rows):
+        with tf.GradientTape() as tape:
+            looked_up = tf.gather(table.value, rows)
+            loss = tf.reduce_mean(tf.reduce_sum((looked_up - 0.3) ** 2, axis=[1, 2]))
+        return tape.gradient(loss, table.value)
+
+    def of_rows(table):
+        parts = np.split(ids, [5, 10])
+        window = [[(of_mean_loss(table, rows), table)] for rows in parts]
+        [(mean, _)] = average_gradients(window, sizes)
+        assert isinstance(mean, tf.IndexedSlices) and len(mean.indices) == len(np.unique(ids))
+        return mean
+
+    def of_batch(table):
+        whole = of_mean_loss(table, ids)
+        dense = np.zeros([20, 3])
+        np.add.at(dense, whole.indices.numpy(), whole.values.numpy())
+        return tf.constant(dense)
+
+    by_rows, by_table = after_an_update(of_rows), after_an_update(of_batch)
+    np.testing.assert_allclose(by_rows, by_table, rtol=1e-12, atol=1e-12)
 
 
 def test_sparse_and_dense_together_are_dense():

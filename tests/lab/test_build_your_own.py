@@ -36,13 +36,14 @@ def constant_rate(problem, weights, gradient, state, number):
     return {name: weights[name] - problem.learning_rate(0) * gradient[name] for name in weights}
 
 
+# The part, the function, and what its checker says.
 MISTAKES = {
-    "weight by examples or tokens": ("add_up", means),
-    "update at the end of an epoch": ("windows", full_windows),
-    "one sum over all replicas": ("combined", first_replica),
-    "clip once, after averaging": ("clipped", lambda gradient, limit: gradient),
-    "count updates, not micro-batches": ("step", constant_rate),
-    "leave out a NaN": ("add_up", with_nan),
+    "weight by examples or tokens": ("add_up", means, "count for 30, not for 3"),
+    "update at the end of an epoch": ("windows", full_windows, "windows of [4, 4], and should"),
+    "one sum over all replicas": ("combined", first_replica, "where is the second replica?"),
+    "clip once, after averaging": ("clipped", lambda gradient, limit: gradient, "norm is 5"),
+    "count updates, not micro-batches": ("step", constant_rate, "is learning_rate(1)"),
+    "leave out a NaN": ("add_up", with_nan, 'in the training run "a NaN"'),
 }
 
 
@@ -54,7 +55,7 @@ def test_the_loop_that_the_checkers_complete_is_right():
 
 @pytest.mark.parametrize("step", MISTAKES)
 def test_a_mistake_is_red_in_its_step_only(step, capsys):
-    part, mistake = MISTAKES[step]
+    part, mistake, hint = MISTAKES[step]
     green = Progress(lambda problem: loop(problem, **{part: mistake})).green
     # A sum that is not weighted is wrong wherever micro-batches differ
     also = {"one sum over all replicas"} if mistake is means else set()
@@ -62,7 +63,7 @@ def test_a_mistake_is_red_in_its_step_only(step, capsys):
     checker = "without_nan" if mistake is with_nan else part
     getattr(build, checker)(mistake)
     said = capsys.readouterr().out
-    assert said.startswith('not yet: in the training run "')
+    assert said.startswith("not yet: ") and hint in said
     build.whole_loop(lambda problem: loop(problem, **{part: mistake}))
     assert capsys.readouterr().out.startswith("not yet: ")
 
@@ -126,7 +127,7 @@ def test_a_velocity_of_rates_is_found(capsys):
         return {name: weights[name] - state[name] for name in weights}
 
     build.step(of_rates)
-    assert "momentum, with a rate that falls" in capsys.readouterr().out
+    assert "the velocity adds up gradients" in capsys.readouterr().out
     build.whole_loop(lambda problem: loop(problem, step=of_rates))
     assert "momentum, with a rate that falls" in capsys.readouterr().out
 
@@ -135,9 +136,17 @@ def test_a_velocity_of_rates_is_found(capsys):
     ("part", "answer", "said"),
     [
         ("add_up", lambda *_: {}, "return a pair"),
-        ("windows", lambda epoch, size: [epoch, []], "one of your windows is empty"),
+        ("windows", lambda epoch, size: [epoch, []], "make windows of [10, 0], and should"),
+        (
+            "windows",
+            lambda epoch, size: [epoch[i : i + size] for i in range(0, len(epoch) + 1, size)],
+            "one of your windows is empty",
+        ),
         ("clipped", lambda gradient, limit: None, "the function returns nothing yet"),
-        ("step", lambda problem, weights, *_: weights, "the weights cannot be used: train must"),
+        ("step", lambda problem, weights, *_: weights, "the step of the second update is 0"),
+        ("step", lambda *_: [], "return a dict of arrays with the names"),
+        ("combined", lambda sums: {"w": 4.0}, "is not the mean of the two means"),
+        ("clipped", lambda g, limit: {n: np.clip(v, -1, 1) for n, v in g.items()}, "of all arrays"),
     ],
 )
 def test_what_cannot_be_used_is_said(part, answer, said, capsys, recwarn):

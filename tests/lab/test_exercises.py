@@ -14,6 +14,7 @@ from paths import ROOT
 import gradlab
 from gradlab.lab import exercises
 from gradlab.lab.exercises import (
+    batch_size,
     exercise,
     how_it_works,
     many_ways,
@@ -22,6 +23,7 @@ from gradlab.lab.exercises import (
     require_choice,
     require_close,
     scale_out,
+    start_here,
     tower_averaging,
     variable_accumulation,
     whole_batch,
@@ -255,3 +257,88 @@ def test_a_loop_is_repaired_one_bug_at_a_time(capsys):
         printed = capsys.readouterr().out
         assert said in printed, (old, printed)
         assert printed.startswith("right" if said == "right" else "not yet: ")
+
+
+def of_squared_mean(microbatch_norms, window_norms, b):
+    """The noise scale, but for the square of the mean norm in place of the mean square."""
+    k = microbatch_norms.shape[1]
+    small, large = microbatch_norms.mean(axis=1) ** 2, window_norms**2
+    variance, signal = (small - large) * k * b / (k - 1), (k * large - small) / (k - 1)
+    return variance.mean() / signal.mean()
+
+
+def bubble_without_backward(p, m, forward, backward):
+    seconds = m * (forward + backward) + (p - 1) * forward
+    return seconds, 1 - m * (forward + backward) / seconds
+
+
+@pytest.mark.parametrize(
+    ("checker", "answer", "said"),
+    [
+        (
+            many_ways.equal,
+            lambda ours, theirs: np.abs(ours - theirs).max() / np.abs(theirs).max() <= 1e-5,
+            "two arrays of zeros are equal",
+        ),
+        (
+            many_ways.equal,
+            lambda ours, theirs: np.abs(ours - theirs).max() <= 3e-5 * np.abs(theirs).max(),
+            "8e-5 is 2e-5 of it",
+        ),
+        (
+            many_ways.equal,
+            lambda ours, theirs: np.abs(ours - theirs).max() <= 4e-6 * np.abs(theirs).max(),
+            "half of what is allowed",
+        ),
+        (
+            many_ways.differing,
+            lambda ours, theirs: [
+                name
+                for name, value in theirs.items()
+                if not np.abs(ours[name] - value).max() <= 3e-5 * np.abs(value).max()
+            ],
+            "twice what is allowed",
+        ),
+        (start_here.noise_of_windows, lambda losses, k: losses.std(), "noise of single losses"),
+        (
+            start_here.noise_of_windows,
+            lambda losses, k: losses.reshape(-1, k).std(axis=1).mean(),
+            "noise inside a window",
+        ),
+        (
+            start_here.noise_of_windows,
+            lambda losses, k: losses.reshape(k, -1).mean(axis=0).std(),
+            "k consecutive micro-batches",
+        ),
+        (start_here.noise_of_windows, lambda losses, k: losses.std() / k**0.5, "the law 1/√k"),
+        (
+            batch_size.best_accumulation,
+            lambda noise, b, devices, one, update: max(
+                1, round((noise * update / (devices * b * one)) ** 0.5)
+            ),
+            "b = 10 and an update that costs a tenth",
+        ),
+        (batch_size.noise_scale, of_squared_mean, "average the squared norms"),
+        (scale_out.bubble, bubble_without_backward, "waits for backward passes"),
+        (
+            memory.largest_microbatch,
+            lambda limit, parameters, activations: (limit - 16 * parameters) // activations,
+            "has an accumulator, too",
+        ),
+    ],
+)
+def test_an_answer_that_is_nearly_right_is_named(checker, answer, said, capsys):
+    checker(answer)
+    assert said in capsys.readouterr().out
+
+
+def test_measured_differences_may_be_rounded_to_two_decimals(capsys):
+    answers = {
+        case: (*(round(many_ways._difference(case, n), 2) for n in (1, many_ways.SEEDS)), word)
+        for case, word in many_ways._RIGHT.items()
+    }
+    many_ways.equal_or_not(answers)
+    assert capsys.readouterr().out == "right\n"
+    one, many, word = answers["dropout"]
+    many_ways.equal_or_not(answers | {"dropout": (one + 0.02, many, word)})
+    assert "dropout: the difference for seed 0 is" in capsys.readouterr().out

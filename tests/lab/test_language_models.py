@@ -29,7 +29,7 @@ def said(checker, answer, capsys) -> str:
         ("accumulation", lambda t, n, b, d: math.ceil(t / b / d), "`length` tokens"),
         ("accumulation", lambda t, n, b, d: math.ceil(t / n), "texts of all micro-batches"),
         ("accumulation", lambda t, n, b, d: t // (n * b * d), "round up"),
-        ("accumulation", lambda t, n, b, d: t / (n * b * d), "k for 1,000,000 tokens"),
+        ("accumulation", lambda t, n, b, d: t / (n * b * d), "k counts whole micro-batches"),
         ("accumulation", lambda t, n, b, d: 37, "and should be 36"),
         ("weight_decay", lambda w, r, b, q, c: w * b / c, "each must decay less"),
         ("weight_decay", lambda w, r, b, q, c: w * r / q, "8 times as many"),

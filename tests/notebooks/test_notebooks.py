@@ -5,6 +5,7 @@ wrong.
 """
 
 import functools
+import html
 import importlib
 import importlib.util
 import inspect
@@ -165,7 +166,12 @@ def test_every_question_is_asked_once_and_in_order():
                 asked += names
                 [output] = cell["outputs"]  # one question a cell, and nothing beside it
                 page = "".join(output["data"]["text/html"])
-                assert page.count("<details") == len(questions[names[0]]["choices"])
+                question = questions[names[0]]
+                assert page.count("<details") == len(question["choices"])
+                assert page.count(f"<p>{html.escape(question['why'])}</p>") == page.count(
+                    "<details"
+                )
+                assert f"</b> {html.escape(question['question'])}</p>" in page
         assert asked == list(questions)
 
 

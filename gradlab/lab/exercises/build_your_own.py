@@ -307,6 +307,8 @@ def _try_step(answer: Callable) -> None:
         "gradient: keep it in state",
         1.9 * first: "the rate of the second update is learning_rate(1)",
         first: "the rate of the second update is learning_rate(1), and its velocity is 1.9",
+        0.9 * first + second: "the velocity adds up gradients: multiply it by the rate of this "
+        "update",
         -1.9 * second: "a step goes against the gradient",
     }
     require_unlike(moved, mistakes)
