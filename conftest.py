@@ -27,7 +27,7 @@ settings.load_profile("gradlab")
 BROWSER = "tests/browser/"
 PAGES_OF_THEIR_OWN = (f"{BROWSER}test_course.py", f"{BROWSER}test_classroom.py")
 # Their cells train for long. `make test-slow` runs them.
-LONG_NOTEBOOKS = ("05", "08", "09", "10", "11", "12", "14")
+LONG_NOTEBOOKS = ("05", "08", "09", "10", "11", "12", "13")
 KERAS_SUITE = "tests/keras_suite/"  # one test runs several hundred of Keras' own
 BENCHMARKS = "tests/benchmarks/"
 SERVERS = ("tests/lab/classroom/test_attacks.py",)  # whose tests share a server

@@ -53,8 +53,8 @@ def test_the_whole_course_is_copied_once(tmp_path):
     written = course.copy_course(tmp_path / "a" / "copy")
     names = [str(path.relative_to(tmp_path / "a" / "copy")) for path in written]
     notebooks = sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
-    assert len(notebooks) == 15 and names[:15] == notebooks
-    assert names[15:] == [*(f"solutions/{name}" for name in notebooks), "app/lab.ipynb"]
+    assert len(notebooks) == 17 and names[:17] == notebooks
+    assert names[17:] == [*(f"solutions/{name}" for name in notebooks), "app/lab.ipynb"]
     for name, path in zip(names, written):
         assert path.read_bytes() == (ROOT / "notebooks" / name).read_bytes()
     assert course.copy_course(tmp_path / "a" / "copy") == []

@@ -15,14 +15,16 @@ import gradlab
 from gradlab.lab import exercises
 from gradlab.lab.exercises import (
     batch_size,
+    capstone,
     exercise,
     how_it_works,
     many_ways,
     memory,
     pitfalls,
+    remat_and_half_precision,
     require_choice,
     require_close,
-    scale_out,
+    shards_and_pipelines,
     start_here,
     tower_averaging,
     variable_accumulation,
@@ -59,7 +61,7 @@ WRONG = [
 def test_every_notebook_has_its_checkers():
     checked = {checker.id.split(".")[0] for checker in CHECKERS}
     assert set(MODULES) - checked == {"leaderboard"}  # the table of an exercise in batch_size
-    assert len(checked) == 15 and len(CHECKERS) >= 50
+    assert len(checked) == 18 and len(CHECKERS) >= 50
 
 
 @pytest.mark.parametrize("checker", CHECKERS)
@@ -151,7 +153,7 @@ def test_the_mistake_of_a_loop_is_named(answer, hint, capsys):
 
 
 def in_windows(update):
-    """A loop of the capstone of notebook 12, from a function that makes one update."""
+    """A loop of the capstone of notebook 14, from a function that makes one update."""
 
     def train(model, optimizer, x, y, batch_size, epochs, most):
         for start in [*range(0, len(x), batch_size)] * epochs:
@@ -190,7 +192,7 @@ def by_fit(model, optimizer, x, y, batch_size, epochs, most):
     ],
 )
 def test_the_capstone_accepts_every_way_that_keeps_one_micro_batch(answer, said, capsys):
-    scale_out.ported_loop(answer)
+    capstone.ported_loop(answer)
     assert said in capsys.readouterr().out
 
 
@@ -272,6 +274,20 @@ def bubble_without_backward(p, m, forward, backward):
     return seconds, 1 - m * (forward + backward) / seconds
 
 
+def stage_of_copies(averages=2, bytes_each=4, last_resort=None):
+    """A function that finds the first stage, from so many averages of Adam and bytes."""
+
+    def first_stage(parameters, devices, memory):
+        copies = [averages, 1, 1]
+        for stage in range(4):
+            kept = sum(copies[:stage]) / devices + sum(copies[stage:])
+            if bytes_each * parameters * kept <= memory:
+                return stage
+        return last_resort
+
+    return first_stage
+
+
 @pytest.mark.parametrize(
     ("checker", "answer", "said"),
     [
@@ -319,7 +335,21 @@ def bubble_without_backward(p, m, forward, backward):
             "b = 10 and an update that costs a tenth",
         ),
         (batch_size.noise_scale, of_squared_mean, "average the squared norms"),
-        (scale_out.bubble, bubble_without_backward, "waits for backward passes"),
+        (shards_and_pipelines.bubble, bubble_without_backward, "waits for backward passes"),
+        (shards_and_pipelines.first_stage, stage_of_copies(averages=1), "stage 1 needs"),
+        (shards_and_pipelines.first_stage, stage_of_copies(bytes_each=8), "stage 1 does, too"),
+        (shards_and_pipelines.first_stage, stage_of_copies(last_resort=3), "should be None"),
+        (remat_and_half_precision.best_block, lambda layers: 1, "input of each layer is kept"),
+        (remat_and_half_precision.best_block, lambda layers: layers, "all are kept"),
+        (remat_and_half_precision.best_block, lambda layers: layers**0.5, "not a whole number"),
+        (
+            remat_and_half_precision.best_block,
+            lambda layers: max(layers // 8, 1),
+            "keep 10 outputs",
+        ),
+        (remat_and_half_precision.largest_scale, lambda largest: 2**15, "float16 ends at 65,504"),
+        (remat_and_half_precision.largest_scale, lambda largest: 2**14, "keeps smaller entries"),
+        (remat_and_half_precision.largest_scale, lambda largest: 65_504 / largest, "power of two"),
         (
             memory.largest_microbatch,
             lambda limit, parameters, activations: (limit - 16 * parameters) // activations,

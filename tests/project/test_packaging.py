@@ -188,7 +188,7 @@ def test_the_wheel_has_the_package_its_data_and_the_course_and_nothing_else(whee
         path.relative_to(ROOT / "notebooks") for path in (ROOT / "notebooks").rglob("*.ipynb")
     ]
     notebooks = [path for path in notebooks if ".ipynb_checkpoints" not in path.parts]
-    assert len(notebooks) == 31
+    assert len(notebooks) == 35
     wanted |= {f"gradlab/course/{path.as_posix()}" for path in notebooks}
     assert files == wanted
     assert not [name for name in files if re.search(r"(^|/)(tests?|benchmarks?|conftest)\b", name)]
@@ -383,9 +383,9 @@ def test_the_wheel_installed_in_an_empty_environment_opens_the_course(installed,
         if job.poll() is None:
             os.killpg(job.pid, signal.SIGKILL)
     said = log.read_text()
-    assert said.startswith("gradlab: the course is in course: 31 files copied\n")
+    assert said.startswith("gradlab: the course is in course: 35 files copied\n")
     assert f"http://127.0.0.1:{port}/lab/tree/00_start_here.ipynb?token=" in said
-    assert (tmp_path / "course" / "solutions" / "12_scale_out.ipynb").is_file()
+    assert (tmp_path / "course" / "solutions" / "13_scale_out.ipynb").is_file()
 
 
 def test_the_files_that_contributing_names_exist():

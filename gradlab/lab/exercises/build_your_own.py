@@ -1,4 +1,4 @@
-"""Checkers for the exercises of notebook 13: a loop of one's own, part by part, judged by the
+"""Checkers for the exercises of notebook 14: a loop of one's own, part by part, judged by the
 probes of the audit."""
 
 import html
@@ -24,6 +24,7 @@ from gradlab.lab.exercises import (
     require_close,
     require_unlike,
 )
+from gradlab.lab.exercises.capstone import ported_loop as ported_loop  # of exercise 9
 
 # What a loop has to do, and the probes that show it.
 STEPS = {

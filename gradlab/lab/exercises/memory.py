@@ -215,19 +215,6 @@ def largest_microbatch(answer: Any) -> None:
 
 
 @exercise
-def stalled_mean(answer: Any) -> None:
-    """A number: the mean of 512 ones that were added up in bfloat16."""
-    if answer is not ... and answer is not None and not isinstance(answer, str):
-        require(answer != 1, "1 is what float32 gives")
-        require(
-            answer != 256,
-            "256 is the sum at which it stalls. Divide it by the number of ones that were added",
-        )
-        require(answer != 0.25, "a quarter is what 1024 micro-batches gave")
-    require_close(answer, 0.5, "the mean", "but look at what counting by ones gave in bfloat16")
-
-
-@exercise
 def under_the_limit(answer: Any) -> None:
     """A dictionary: examples, batch_size, microbatch_size and in_flight of one update that a
     process then trains."""
