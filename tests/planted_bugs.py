@@ -913,6 +913,20 @@ BUGS = (
         'slope @ weights["kernel"].T)',
         ("tests/auditing/test_audit.py", "tests/auditing/test_adapters.py"),
     ),
+    Bug(
+        "audit_reference_of_pairs",
+        "gradlab/auditing/models.py",
+        "scale * slope.T @ points_x",
+        "scale * slope @ points_x",
+        ("tests/auditing/test_audit.py",),
+    ),
+    Bug(
+        "audit_takes_other_masks_for_the_same",
+        "gradlab/auditing/masks.py",
+        "slopes.through(x * second_mask, y * second_mask)",
+        "slopes.through(x * second_mask, y * first_mask)",
+        ("tests/auditing/test_audit.py",),
+    ),
     # ---- experiments ----
     Bug(
         "microbatches_draw_the_masks_of_others",

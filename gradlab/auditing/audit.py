@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gradlab.auditing import masks
 from gradlab.auditing.bugs import BUGS, CORRECT, Hypothesis, after_nan
 from gradlab.auditing.matching import ROUNDING, Seen, distance, explain, first_difference, smallest
 from gradlab.auditing.models import SHAPES
@@ -30,8 +31,9 @@ def audit(train: Callable[[Problem], list], supports: Collection[str] | None = N
             with the names and the shapes of problem.weights. It may raise NotImplementedError for a
             problem that it cannot train.
         supports: the features of the loop, of "tokens", "clip_norm", "schedule", "momentum",
-            "adam", "adamw", "replicas" and "nonfinite"; probes of others are skipped. None: the
-            attribute `supports` of train or of its module, or all but the last two.
+            "adam", "adamw", "replicas", "nonfinite", "contrastive" and "dropout"; probes of others
+            are skipped. None: the attribute `supports` of train or of its module, or all but the
+            last four.
 
     Returns:
         An `Audit`: `clean`, `findings`, `skipped` and `notes`. In a notebook it is shown as a
@@ -94,6 +96,7 @@ class _AuditRun:
         self._skipped: dict[str, str] = {}
         self._notes: list[str] = []
         self._unknown = ""  # the probe of full windows, if nothing explains it
+        self._judged = False  # whether any probe ran but that of the NaN
         self._doubtful = False  # whether nothing explains a probe that needs no feature
 
     def look_at(self, probe: ProbeTraining) -> None:
@@ -124,7 +127,9 @@ class _AuditRun:
                 raise
             self._notes.append(f"A NaN in a micro-batch raises {type(error).__name__}.")
         else:
-            (self._judge_nan if has_nan else self._judge)(probe, found)
+            judge = self._judge_nan if has_nan else self._judge
+            self._judged = self._judged or not has_nan
+            (self._judge_masks if probe.make().masks is not None else judge)(probe, found)
 
     def _judge(self, probe: ProbeTraining, found: list[np.ndarray]) -> None:
         problem = probe.make()
@@ -157,6 +162,27 @@ class _AuditRun:
         self._known = matching
         self._seen = seen
 
+    def _judge_masks(self, probe: ProbeTraining, found: list[np.ndarray]) -> None:
+        """Whether a contrastive loop draws the same masks in both passes."""
+        if CORRECT not in self._known:
+            self._skipped[probe.name] = "masks are audited where no other bug is left"
+            return
+        problem = probe.make()
+        right, with_bug = (masks.nearest(problem, found, same) for same in (True, False))
+        update = masks.first_other(problem, found, right)
+        if update is None:
+            return
+        far, near = (distance(problem, each, found, update) for each in (right, with_bug))
+        if masks.first_other(problem, found, with_bug) is None:
+            bug = BUGS["masks_differ"]
+            shown = Difference(probe.name, update + 1, far, near, found, right, with_bug)
+            one = FoundBug("masks_differ", bug.sentence, shown, bug.fix, bug.section)
+        else:
+            shown = Difference(probe.name, update + 1, far, None, found, right, [])
+            sentence = f"The weights are wrong from update {update + 1} on, whatever masks it drew."
+            one = FoundBug("unknown", sentence, shown)
+        self._more.append(one)
+
     def _judge_nan(self, probe: ProbeTraining, found: list[np.ndarray]) -> None:
         """What the loop does with a NaN, which may be right."""
         problem = probe.make()
@@ -179,7 +205,7 @@ class _AuditRun:
 
     def result(self) -> Audit:
         """The verdict after all probes."""
-        if not self._seen and not self._more:
+        if not self._judged:
             reason = next(iter(self._skipped.values()))
             raise ValueError(
                 f"train must train the model of at least one probe. Received: none; {reason}"

@@ -9,7 +9,8 @@ from gradlab.auditing.rules import LoopRules
 
 PITFALLS = "notebooks/07_pitfalls.ipynb"
 ACCUMULATION = "notebooks/04_variable_accumulation.ipynb"
-MEMORY = "notebooks/09_memory.ipynb"
+WHOLE_BATCH = "notebooks/10_losses_over_the_whole_batch.ipynb"
+HALF = "notebooks/16_remat_and_half_precision.ipynb"
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,12 @@ BUGS = {
         "Only the last micro-batch of a window counts: its gradient replaces the sum.",
         "Add each micro-batch's gradient to the sum; set it to zero after an update only.",
         f"{ACCUMULATION}, Step 3: add and apply",
-        ({"keep": "last"}, {"keep": "last of all"}),
+        (
+            {"keep": "last"},
+            {"keep": "last of all"},
+            # Of a contrastive loss, whose gradient by the scale is there before the second pass
+            {"keep": "last of all", "scale_gradient": "whole"},
+        ),
     ),
     "not_reset": KnownBug(
         "The sum is not set to zero after an update: old gradients are applied again and again.",
@@ -181,14 +187,45 @@ BUGS = {
         "A NaN in one micro-batch spoils all later windows: it reaches the weights, or stays in "
         "the sum.",
         "Leave out a window that is not finite, and set the sum to zero then, too.",
-        f"{MEMORY}, One bad micro-batch",
+        f"{HALF}, One bad micro-batch",
         ({"nonfinite": "stays"}, {"nonfinite": "stays", "recorded_skips": False}),
     ),
     "low_precision_sum": KnownBug(
         "Gradients are summed in half precision: what is small beside the sum is lost.",
         "Sum in float32, whatever the type of the gradients.",
-        f"{MEMORY}, Half precision: what must not be halved",
+        f"{HALF}, Half precision: what must not be halved",
         ({"precision": "float16"}, {"precision": "bfloat16"}),
+    ),
+    "negatives_of_microbatch": KnownBug(
+        "Each example is compared with those of its own micro-batch only: a contrastive loss with "
+        "fewer negatives.",
+        "Compute the embeddings of the whole window, then the loss, then each micro-batch's "
+        "gradient in a second pass.",
+        f"{WHOLE_BATCH}, Accumulated, it is another loss",
+        ({"negatives": "microbatch"},),
+    ),
+    "labels_without_offset": KnownBug(
+        "The labels of a micro-batch begin at 0, although its logits are those of the window: its "
+        "examples are drawn to the first ones of the window.",
+        "Add the number of examples before the micro-batch to its labels.",
+        f"{WHOLE_BATCH}, Two passes",
+        ({"labels": "microbatch"},),
+    ),
+    "temperature_without_gradient": KnownBug(
+        "The scale of a contrastive loss is never trained: its gradient is lost between the two "
+        "passes.",
+        "Take the loss's gradient by the scale, too, where the gradients by the embeddings are "
+        "taken.",
+        f"{WHOLE_BATCH}, Two passes",
+        ({"scale_gradient": "none"},),
+    ),
+    "masks_differ": KnownBug(
+        "The two passes draw different dropout masks: the gradients by the embeddings belong to "
+        "other embeddings than those of the second pass.",
+        "Keep the state of the random numbers before each micro-batch of the first pass, and "
+        "restore it in the second.",
+        f"{WHOLE_BATCH}, Random layers",
+        (),  # it concerns one probe only, which `masks.verdict` judges
     ),
 }
 

@@ -1,7 +1,8 @@
-"""The four small models of the audit: their losses and gradients in NumPy, in float64, written out
+"""The five small models of the audit: their losses and gradients in NumPy, in float64, written out
 by hand."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,6 +14,7 @@ SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
     "two_layers": {"kernel_1": (4, 5), "bias_1": (5,), "kernel_2": (5, 3), "bias_2": (3,)},
     "tokens": {"embedding": (7, 4), "kernel": (4, 7), "bias": (7,)},
     "embedding": {"embedding": (9, 3), "kernel": (3, 1), "bias": (1,)},
+    "pairs": {"kernel_x": (4, 3), "kernel_y": (4, 3), "log_scale": (1,)},
 }
 
 
@@ -100,9 +102,67 @@ def _cross_entropy(
     return losses, (np.exp(log_probabilities) - right) * shares[..., np.newaxis]
 
 
+def _pairs(
+    weights: Weights, x: np.ndarray, y: np.ndarray, shares: np.ndarray
+) -> tuple[np.ndarray, Weights]:
+    """Cross-entropy of exp(log_scale) * (x @ kernel_x) @ (y @ kernel_y).T: which y belongs to each
+    x? x and y: (examples, 4)."""
+    slopes = pair_slopes(weights, x, y, shares, np.arange(len(x)))
+    return slopes.losses, slopes.through(x, y)
+
+
+class PairSlopes(NamedTuple):
+    """What lies between the two passes of the model "pairs".
+
+    Attributes:
+        losses: the loss of each pair.
+        by_x, by_y: the gradient by each embedding.
+        by_scale: what each pair contributes to the gradient by log_scale.
+    """
+
+    losses: np.ndarray
+    by_x: np.ndarray
+    by_y: np.ndarray
+    by_scale: np.ndarray
+
+    def rows(self, rows: slice) -> "PairSlopes":
+        """Those of some pairs."""
+        return PairSlopes(*(each[rows] for each in self))
+
+    def through(self, x: np.ndarray, y: np.ndarray) -> Weights:
+        """The second pass: the gradient of each weight, from the inputs of these pairs."""
+        return {
+            "kernel_x": x.T @ self.by_x,
+            "kernel_y": y.T @ self.by_y,
+            "log_scale": self.by_scale.sum(keepdims=True),
+        }
+
+
+def pair_slopes(
+    weights: Weights, x: np.ndarray, y: np.ndarray, shares: np.ndarray, labels: np.ndarray
+) -> PairSlopes:
+    """The first pass of the model "pairs" over the pairs of a whole window, and its loss.
+
+    Args:
+        weights: the weights.
+        x: (examples, 4).
+        y: (examples, 4).
+        shares: of each pair in the mean.
+        labels: for each x, the number of the y that is taken for its own.
+    """
+    points_x = x @ weights["kernel_x"]
+    points_y = y @ weights["kernel_y"]
+    products = points_x @ points_y.T
+    scale = np.exp(weights["log_scale"])
+    losses, slope = _cross_entropy(scale * products, labels, shares)
+    by_scale = scale * np.sum(slope * products, axis=1)
+    return PairSlopes(losses, scale * slope @ points_y, scale * slope.T @ points_x, by_scale)
+
+
 _MODELS: dict[str, Callable] = {
     "linear": _linear,
     "two_layers": _two_layers,
     "tokens": _tokens,
     "embedding": _embedding,
+    "pairs": _pairs,
 }

@@ -18,8 +18,10 @@ FEATURES = {
     "adamw": "AdamW with weight decay",
     "replicas": "several replicas that share the micro-batches of a window",
     "nonfinite": "leaving out gradients that are not finite",
+    "contrastive": "a loss that compares each example with the others of the window",
+    "dropout": "random masks in both passes of a contrastive loss",
 }
-BY_DEFAULT = tuple(name for name in FEATURES if name not in ("replicas", "nonfinite"))
+BY_DEFAULT = ("tokens", "clip_norm", "schedule", "momentum", "adam", "adamw")
 
 
 class ProbeTraining(NamedTuple):
@@ -57,6 +59,9 @@ def _batches(model: str, sizes: list[int], seed: int) -> list[tuple]:
         elif model == "embedding":
             targets = generator.normal(0.3 * number, 1, [size, 1])
             found.append((generator.integers(0, SHAPES[model]["embedding"][0], [size, 5]), targets))
+        elif model == "pairs":
+            x = generator.normal(0, 1, [size, 4])
+            found.append((x, x + generator.normal(0, 0.5, [size, 4])))
         else:
             x = generator.normal(0, 1 + 0.15 * (number % 5), [size, 4])
             labels = model == "two_layers"
@@ -87,6 +92,11 @@ def _with_nan() -> Problem:
     problem = _made("linear", 9, [[4] * 12], 3, learning_rate=lambda update: 0.05)
     problem.epochs[0][4][0][1, 2] = np.nan  # in the second of four windows
     return problem
+
+
+def _with_masks() -> Problem:
+    masks = np.array([[2.0, 0.0, 2.0, 1.0], [0.0, 2.0, 1.0, 2.0]])
+    return _made("pairs", 16, [[3] * 20], 2, learning_rate=_rate(0.1), masks=masks)
 
 
 def _rate(rate: float) -> Callable[[int], float]:
@@ -162,5 +172,11 @@ PROBES = (
         ("replicas",),
         lambda: _made("linear", 13, [[4, 2] * 6], 3, learning_rate=_rate(0.05), replicas=2),
     ),
+    ProbeTraining(
+        "pairs",
+        ("contrastive",),
+        lambda: _made("pairs", 15, [[3] * 9 + [2]], 4, learning_rate=_rate(0.2)),
+    ),
+    ProbeTraining("pairs with dropout", ("contrastive", "dropout"), _with_masks),
     ProbeTraining("a NaN", (), _with_nan),
 )

@@ -27,9 +27,12 @@ class Problem:
       cross-entropy of the tokens.
     - "embedding": mean(embedding[x], axis=1) @ kernel + bias; x (examples, 5), integers, y
       (examples, 1); the mean of the squared errors.
+    - "pairs": x and y (examples, 4), two views. exp(log_scale) * (x @ kernel_x) @ (y @ kernel_y).T
+      are the logits of each x for the y of all pairs of the **window**; the mean cross-entropy of
+      the own one.
 
     Attributes:
-        model: "linear", "two_layers", "tokens" or "embedding"; another name if the gradients come
+        model: "linear", "two_layers", "tokens", "embedding" or "pairs"; another name if the gradients come
             from a function beside the problem, as in `trajectory`.
         weights: the initial weights, a dict of float64 arrays.
         epochs: a list of epochs, each a list of micro-batches (x, y) or (x, y, mask), as a data
@@ -44,6 +47,9 @@ class Problem:
         average_over: "examples" or "tokens": over what the loss of a window is a mean.
         replicas: how many replicas share the micro-batches of a window, which then has k * replicas
             of them.
+        masks: of "pairs", an array (2, 4), or None. Each forward pass of a micro-batch then draws a
+            random number from 0 to 1, as your framework does it, and multiplies its x and its y by
+            masks[0] if the number is below 0.5, or else by masks[1].
     """
 
     model: str
@@ -56,10 +62,11 @@ class Problem:
     weight_decay: float = 0.0
     average_over: str = "examples"
     replicas: int = 1
+    masks: np.ndarray | None = None
 
     def gradients(self, weights: Weights, microbatch: tuple) -> tuple[float, Weights]:
         """The loss of a micro-batch and its gradients in NumPy, for loops without automatic
-        differentiation.
+        differentiation. Of "pairs", give it the pairs of a whole window as one micro-batch.
 
         Returns:
             (the mean loss of the micro-batch, a dict with the mean gradient for each weight).

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gradlab.auditing.models import Weights
+from gradlab.auditing.models import Weights, pair_slopes
 from gradlab.auditing.problem import BETAS, EPSILON, MOMENTUM, Problem
 
 
@@ -52,6 +52,11 @@ class LoopRules:
         nonfinite: a NaN "spreads"; its "window" or its "microbatch" is left out; or it "stays" in
             the sum, so that windows are left out from then on.
         recorded_skips: whether the weights are recorded after a window that was left out.
+        negatives: of the model "pairs", those of the "window", or of the "microbatch".
+        labels: of "pairs", the own number in the "window", or that in the "microbatch" although
+            the logits are those of the window.
+        scale_gradient: of "pairs", each micro-batch's "share"; "none"; or "whole", all of it with
+            every micro-batch.
     """
 
     alike: bool = False
@@ -73,6 +78,9 @@ class LoopRules:
     replicas: str = "all"
     nonfinite: str = "spreads"
     recorded_skips: bool = True
+    negatives: str = "window"
+    labels: str = "window"
+    scale_gradient: str = "share"
 
 
 def trajectory(
@@ -99,22 +107,24 @@ def as_vector(problem: Problem, weights: Weights) -> np.ndarray:
     return np.concatenate([np.ravel(weights[name]) for name in problem.weights]).astype(float)
 
 
+def as_weights(problem: Problem, vector: np.ndarray) -> Weights:
+    """The weights of a problem's model from one vector, the inverse of `as_vector`."""
+    shapes = {name: np.shape(weight) for name, weight in problem.weights.items()}
+    cuts = np.cumsum([np.prod(shape, dtype=int) for shape in shapes.values()])[:-1]
+    parts = np.split(vector, cuts)
+    return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts)}
+
+
 def gradients_of(problem: Problem) -> Callable[[np.ndarray, tuple], np.ndarray]:
     """A function (weights as a vector, micro-batch) -> the mean gradient as a vector, which
     remembers its results."""
-    shapes = {name: np.shape(weight) for name, weight in problem.weights.items()}
-    cuts = np.cumsum([np.prod(shape, dtype=int) for shape in shapes.values()])[:-1]
     known: dict[tuple, np.ndarray] = {}
 
     def gradients(vector, microbatch):
         key = id(microbatch), vector.tobytes()
         if key not in known:
-            parts = np.split(vector, cuts)
-            weights = {
-                name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts)
-            }
-            found = problem.gradients(weights, microbatch)[1]
-            known[key] = np.concatenate([found[name].ravel() for name in shapes])
+            found = problem.gradients(as_weights(problem, vector), microbatch)[1]
+            known[key] = as_vector(problem, found)
         return known[key]
 
     return gradients
@@ -131,6 +141,7 @@ class _Run:
         self._moments = np.zeros((2, self._weights.size))
         self._updates = self._microbatches = self._position = 0
         self._kept = np.zeros(self._weights.size)
+        self._window: list[tuple] = []
         self._ahead = 1.0
         self._full = max(map(problem.size, chain(*problem.epochs)), default=0.0)
         self._zero()
@@ -152,6 +163,7 @@ class _Run:
         for number, microbatch in enumerate(microbatches):
             if self._position == 0:
                 window = microbatches[number : number + self._problem.k * self._problem.replicas]
+                self._window = self._window_from(microbatches, number)
                 self._ahead = (
                     float(len(window)) if rules.alike else sum(map(self._problem.size, window))
                 )
@@ -179,10 +191,19 @@ class _Run:
         number = self._microbatches - 1 if self._rules.tail == "carried" else number
         return number % k == 0 and (number > 0 or window == "early")
 
+    def _window_from(self, microbatches: list[tuple], first: int) -> list[tuple]:
+        """The window that begins with this micro-batch of an epoch, as far as the epoch goes."""
+        k = self._problem.k * self._problem.replicas
+        window = self._rules.window
+        if isinstance(window, int):
+            return microbatches[first : first + max(1, k + window)]
+        last = -(-max(first, window == "late") // k) * k
+        return microbatches[first : last + 1]
+
     def _add(self, microbatch: tuple) -> None:
         rules = self._rules
         problem = self._problem
-        gradient = self._gradients(self._weights, microbatch)
+        gradient = self._gradient_of(microbatch)
         size = 1.0 if rules.alike else problem.size(microbatch)
         replica = self._position % problem.replicas
         first = self._position < problem.replicas
@@ -210,6 +231,29 @@ class _Run:
                 1 if rules.divisor in ("none", "count") else problem.k
             )
             self._sums[replica] = _clipped(self._sums[replica], limit * full)
+
+    def _gradient_of(self, microbatch: tuple) -> np.ndarray:
+        """The mean gradient of a micro-batch. Of "pairs", what it contributes to the window's,
+        multiplied so that the mean over the examples of the window adds these parts up."""
+        rules = self._rules
+        if self._problem.model != "pairs":
+            return self._gradients(self._weights, microbatch)
+        window = self._window if rules.negatives == "window" else [microbatch]
+        ends = np.cumsum([len(x) for x, _ in window])
+        number = next(i for i, one in enumerate(window) if one is microbatch)
+        rows = slice(ends[number] - len(microbatch[0]), ends[number])
+        x, y = (np.concatenate(each) for each in zip(*window))
+        labels = np.arange(len(x))
+        if rules.labels == "microbatch":
+            labels = np.concatenate([np.arange(len(x)) for x, _ in window])
+        weights = as_weights(self._problem, self._weights)
+        slopes = pair_slopes(weights, x, y, np.full(len(x), 1 / len(x)), labels)
+        part = slopes.rows(rows).through(x[rows], y[rows])
+        if rules.scale_gradient == "none":
+            part["log_scale"] = np.zeros(1)
+        if rules.scale_gradient == "whole":
+            part["log_scale"] = slopes.by_scale.sum(keepdims=True)
+        return as_vector(self._problem, part) * len(x) / len(microbatch[0])
 
     def _mean(self) -> np.ndarray:
         """The gradient of the window."""

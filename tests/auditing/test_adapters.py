@@ -8,6 +8,7 @@ import tensorflow as tf
 from paths import ROOT
 
 import gradlab
+from gradlab.auditing.probes import PROBES
 
 FOLDER = ROOT / "gradlab" / "auditing" / "adapters"
 SHARED = {"keras_models", "torch_models", "jax_models"}
@@ -15,6 +16,7 @@ CARRIES = {"mean_of_means", "tail_carried", "schedule_per_microbatch"}
 # For each adapter: what it must find, and what it cannot train.
 EXPECTED: dict[str, tuple[set[str], set[str]]] = {
     "microbatched": (set(), set()),
+    "whole_batch": (set(), {probe.name for probe in PROBES if not probe.needs}),
     "trainer": (set(), set()),
     "tensorflow_loop": (set(), set()),
     "keras_option": (CARRIES, set()),

@@ -31,7 +31,12 @@ PAIRS = [
 
 
 def planted(
-    *bugs, dtype=np.float64, off_by_one="window", step_per_microbatch="mean", clipping="each"
+    *bugs,
+    dtype=np.float64,
+    off_by_one="window",
+    step_per_microbatch="mean",
+    clipping="each",
+    seed=0,
 ):
     """A loop with these bugs, as an adapter.
 
@@ -44,6 +49,7 @@ def planted(
             window's so far ("running").
         clipping: whether that bug clips "each" micro-batch's gradient, the mean so far ("running"),
             or "never".
+        seed: of the random masks.
     """
     has = set(bugs).__contains__
 
@@ -52,14 +58,37 @@ def planted(
         optimizer = Optimizer(problem, dtype)
         size = problem.k * problem.replicas + (has("off_by_one") and off_by_one == "window")
         waiting, history, microbatches, position = [], [], 0, 0
+        generator, draws = np.random.default_rng(seed), None
         for epoch in problem.epochs:
             for number, microbatch in enumerate(epoch, start=1):
-                gradient = {
-                    name: value.astype(dtype)
-                    for name, value in problem.gradients(model, microbatch)[1].items()
-                }
                 microbatches += 1
                 position += 1
+                if problem.model == "pairs":
+                    first, last = number - position, number - position + size
+                    if has("off_by_one") and off_by_one in ("early", "late"):
+                        last = next(
+                            (
+                                place + 1
+                                for place in range(first, len(epoch))
+                                if place % problem.k == 0 and (place or off_by_one == "early")
+                            ),
+                            len(epoch),
+                        )
+                    window = epoch[first:last]
+                    drawn = None
+                    if problem.masks is not None:
+                        if position == 1:  # the first pass over a window
+                            draws = generator.integers(2, size=len(window))
+                        again = (
+                            generator.integers(2)
+                            if has("masks_differ")
+                            else draws[(position - 1) % len(draws)]
+                        )
+                        drawn = problem.masks[draws], problem.masks[again]
+                    found = second_pass(model, window, position - 1, has, drawn)
+                else:
+                    found = problem.gradients(model, microbatch)[1]
+                gradient = {name: value.astype(dtype) for name, value in found.items()}
                 if has("schedule_per_microbatch"):
                     rate = problem.learning_rate(microbatches - 1)
                 elif has("schedule_stretched"):
@@ -124,8 +153,58 @@ def planted(
         "adamw",
         "replicas",
         "nonfinite",
+        "contrastive",
+        "dropout",
     )
     return train
+
+
+def second_pass(model, window, number, has, drawn=None):
+    """What a micro-batch contributes to the gradient of a contrastive window, times the window's
+    examples over its own, so that a mean over examples adds such parts up.
+
+    As people write it: the embeddings of all, a loop over the rows of the logits, and the chain
+    rule for the micro-batch alone.
+
+    Args:
+        model: the weights.
+        window: its micro-batches.
+        number: of the micro-batch in the window.
+        has: says whether the loop has a bug.
+        drawn: the mask of each micro-batch in the first pass, and that of this one in the second.
+            None: no dropout.
+    """
+    inputs = window[number]
+    if drawn:
+        window = [(x * mask, y * mask) for (x, y), mask in zip(window, drawn[0])]
+        inputs = [each * drawn[1] for each in inputs]
+    if has("negatives_of_microbatch"):
+        window, number = window[number : number + 1], 0
+    x, y = (np.concatenate(each).astype(float) for each in zip(*window))
+    one, other = x @ model["kernel_x"], y @ model["kernel_y"]
+    temperature = np.exp(-model["log_scale"][0])
+    toward_one, toward_other, toward_scale = np.zeros_like(one), np.zeros_like(other), 0.0
+    starts = np.cumsum([0, *(len(each) for each, _ in window)])
+    here = range(starts[number], starts[number + 1])
+    for row in range(len(x)):
+        first = max(start for start in starts if start <= row)
+        label = row - first if has("labels_without_offset") else row
+        logits = other @ one[row] / temperature
+        slope = np.exp(logits - logits.max())
+        slope /= slope.sum()
+        slope[label] -= 1
+        toward_one[row] = other.T @ slope / temperature
+        toward_other += np.outer(slope, one[row]) / temperature
+        toward_scale += (slope @ logits) * (row in here)
+    if has("temperature_without_gradient"):
+        toward_scale = 0.0
+    rows = slice(here.start, here.stop)
+    parts = {
+        "kernel_x": inputs[0].T @ toward_one[rows],
+        "kernel_y": inputs[1].T @ toward_other[rows],
+        "log_scale": np.array([toward_scale]),
+    }
+    return {name: value / len(here) for name, value in parts.items()}
 
 
 def combined(window, problem, has, dtype):

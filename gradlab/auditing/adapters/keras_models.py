@@ -36,10 +36,38 @@ def build(problem: Problem) -> keras.Model:
         "embedding": lambda: [
             keras.Input([5], dtype="int32"), layers.Embedding(9, 3), layers.GlobalAveragePooling1D(), layers.Dense(1)
         ],
+        "pairs": lambda: [keras.Input([2, 4]), Towers(problem)],
     }[problem.model]()  # fmt: skip
     model = keras.Sequential(made)
     model.set_weights([problem.weights[name] for name in shapes])
     return model
+
+
+class Towers(keras.layers.Layer):
+    """The model "pairs": both embeddings of each pair, side by side; those of x are scaled."""
+
+    def __init__(self, problem: Problem):
+        super().__init__()
+        shapes = SHAPES["pairs"].values()
+        self._kernels = [self.add_weight(shape=shape, initializer="zeros") for shape in shapes]
+        self._masks = problem.masks
+        self._seeds = keras.random.SeedGenerator(0)
+
+    def call(self, pairs: Any) -> Any:
+        """pairs: (examples, 2, 4)."""
+        if self._masks is not None:
+            is_first = keras.random.uniform([], seed=self._seeds) < 0.5
+            pairs = pairs * keras.ops.where(is_first, *self._masks.astype("float32"))
+        kernel_x, kernel_y, log_scale = self._kernels
+        points = keras.ops.exp(log_scale) * (pairs[:, 0] @ kernel_x), pairs[:, 1] @ kernel_y
+        return keras.ops.concatenate(points, axis=1)
+
+
+def contrastive_loss(unused: Any, points: Any) -> Any:
+    """Which y belongs to each x?"""
+    x, y = keras.ops.split(points, 2, axis=1)
+    own = keras.ops.arange(keras.ops.shape(x)[0])
+    return losses.sparse_categorical_crossentropy(own, x @ keras.ops.transpose(y), from_logits=True)
 
 
 class MeanOverTokens(keras.losses.Loss):
