@@ -9,8 +9,8 @@ from gradlab.auditing.rules import LoopRules
 
 PITFALLS = "notebooks/07_pitfalls.ipynb"
 ACCUMULATION = "notebooks/04_variable_accumulation.ipynb"
-WHOLE_BATCH = "notebooks/10_losses_over_the_whole_batch.ipynb"
-HALF = "notebooks/16_remat_and_half_precision.ipynb"
+WHOLE_BATCH = "notebooks/11_losses_over_the_whole_batch.ipynb"
+HALF = "notebooks/10_remat_and_half_precision.ipynb"
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ def test_a_saved_notebook_of_the_course_shows_its_diagrams_and_figures(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("notebook", ["09_memory", "13_scale_out"])
+@pytest.mark.parametrize("notebook", ["09_memory", "14_scale_out"])
 def test_a_notebook_that_is_not_trusted_shows_its_drawings(browser, whole_notebooks, notebook):
     """As in a new checkout: JupyterLab takes scripts and SVG out of its HTML."""
     page = open_notebook(browser, whole_notebooks, f"{notebook}.ipynb", VIEWPORT)

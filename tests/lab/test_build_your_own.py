@@ -1,4 +1,4 @@
-"""The exercises of notebook 14: each usual mistake is red in its own step, and the parts that are right
+"""The exercises of notebook 16: each usual mistake is red in its own step, and the parts that are right
 are green."""
 
 from dataclasses import replace

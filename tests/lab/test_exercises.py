@@ -153,7 +153,7 @@ def test_the_mistake_of_a_loop_is_named(answer, hint, capsys):
 
 
 def in_windows(update):
-    """A loop of the capstone of notebook 14, from a function that makes one update."""
+    """A loop of the capstone of notebook 16, from a function that makes one update."""
 
     def train(model, optimizer, x, y, batch_size, epochs, most):
         for start in [*range(0, len(x), batch_size)] * epochs:

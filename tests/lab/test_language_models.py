@@ -1,4 +1,4 @@
-"""The exercises of notebook 12: each usual mistake has its own hint, and what is wrong in another way is
+"""The exercises of notebook 13: each usual mistake has its own hint, and what is wrong in another way is
 not right. The last one trains."""
 
 import math

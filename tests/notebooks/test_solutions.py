@@ -15,7 +15,7 @@ from paths import ROOT
 
 NOTEBOOKS = ROOT / "notebooks"
 SOLUTIONS = sorted((NOTEBOOKS / "solutions").glob("*.ipynb"))
-LONG = ("09", "11")
+LONG = ("09", "12")
 
 
 def solution(path):

@@ -385,7 +385,7 @@ def test_the_wheel_installed_in_an_empty_environment_opens_the_course(installed,
     said = log.read_text()
     assert said.startswith("gradlab: the course is in course: 35 files copied\n")
     assert f"http://127.0.0.1:{port}/lab/tree/00_start_here.ipynb?token=" in said
-    assert (tmp_path / "course" / "solutions" / "13_scale_out.ipynb").is_file()
+    assert (tmp_path / "course" / "solutions" / "14_scale_out.ipynb").is_file()
 
 
 def test_the_files_that_contributing_names_exist():

@@ -1,4 +1,4 @@
-"""Checkers for the exercises of notebook 11."""
+"""Checkers for the exercises of notebook 12."""
 
 from typing import Any
 

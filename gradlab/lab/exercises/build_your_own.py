@@ -1,4 +1,4 @@
-"""Checkers for the exercises of notebook 14: a loop of one's own, part by part, judged by the
+"""Checkers for the exercises of notebook 16: a loop of one's own, part by part, judged by the
 probes of the audit."""
 
 import html

@@ -1,4 +1,4 @@
-"""The checker of the capstone in notebook 14: a loop over whole batches, ported to micro-batches."""
+"""The checker of the capstone in notebook 16: a loop over whole batches, ported to micro-batches."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Checkers for the exercises of notebook 12, and the tiny language model that it trains."""
+"""Checkers for the exercises of notebook 13, and the tiny language model that it trains."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""The leaderboard of notebook 11: settings are trained for a few seconds, and a table keeps the
+"""The leaderboard of notebook 12: settings are trained for a few seconds, and a table keeps the
 reader's best results.
 
 The table is a CSV file in gradlab's cache folder. It has one row for each combination of settings:

@@ -1,4 +1,4 @@
-"""Checkers for the exercises of notebook 16."""
+"""Checkers for the exercises of notebook 10."""
 
 from typing import Any
 

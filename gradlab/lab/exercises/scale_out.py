@@ -1,4 +1,4 @@
-"""Checkers for the exercises of notebook 13."""
+"""Checkers for the exercises of notebook 14."""
 
 from collections.abc import Callable
 from typing import Any

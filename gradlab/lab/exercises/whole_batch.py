@@ -1,4 +1,4 @@
-"""Checkers for the exercises of notebook 10."""
+"""Checkers for the exercises of notebook 11."""
 
 from typing import Any
 

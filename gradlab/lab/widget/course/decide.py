@@ -81,7 +81,7 @@ class Decision:
 
 
 def decide(known: Situation) -> Decision:
-    """The rules of the notebooks 11 and 13, in one place.
+    """The rules of the notebooks 12 and 14, in one place.
 
     - b is what fits, unless one micro-batch on each device would exceed the noise scale.
     - k is 1 on one device; on several, it is the smallest at which they compute for 80% of the
