@@ -20,12 +20,14 @@ from gradlab.lab.exercises import (
     how_it_works,
     many_ways,
     memory,
+    noise_and_accuracy,
     pitfalls,
     remat_and_half_precision,
     require_choice,
     require_close,
     shards_and_pipelines,
     start_here,
+    tokens,
     tower_averaging,
     variable_accumulation,
     whole_batch,
@@ -152,6 +154,19 @@ def test_the_mistake_of_a_loop_is_named(answer, hint, capsys):
     assert hint in capsys.readouterr().out
 
 
+def test_the_starter_of_a_loop_does_not_name_its_own_mistake(capsys):
+    cells = json.loads((ROOT / "notebooks/04_variable_accumulation.ipynb").read_text())["cells"]
+    starter = "".join(cells[-1]["source"])
+    changed = starter.replace("total, weight = zeros, 0", "weight, total = 0, zeros")
+    for code, said in (
+        (starter, "not yet: this is still the function with the bug: repair it"),
+        (changed, "What does the second window begin with?"),
+        (starter.replace("zeros, 0", "zeros.copy(), 0"), "right"),
+    ):
+        exec(code, {"np": np, "check": variable_accumulation})
+        assert said in capsys.readouterr().out, code
+
+
 def in_windows(update):
     """A loop of the capstone of notebook 16, from a function that makes one update."""
 
@@ -178,6 +193,38 @@ def by_one_tape(model, optimizer, x, y, most):
     optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
 
 
+def by_shares(share):
+    """A loop that weights the mean gradient of n examples, of a batch of so many rows."""
+
+    def train(model, optimizer, x, y, batch_size, epochs, most):
+        variables = model.trainable_variables
+        for start in [*range(0, len(x), batch_size)] * epochs:
+            end = min(start + batch_size, len(x))
+            total = [0.0] * len(variables)
+            for first in range(start, end, most):
+                rows = slice(first, min(first + most, end))
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean((model(x[rows]) - y[rows]) ** 2)
+                factor = share(rows.stop - rows.start, end - start, batch_size, most)
+                total = [t + factor * g for t, g in zip(total, tape.gradient(loss, variables))]
+            optimizer.apply(total, variables)
+
+    return train
+
+
+def without_zero(model, optimizer, x, y, batch_size, epochs, most):
+    accumulator = gradlab.GradientAccumulator(model.trainable_variables)
+    for start in [*range(0, len(x), batch_size)] * epochs:
+        end = min(start + batch_size, len(x))
+        for first in range(start, end, most):
+            rows = slice(first, min(first + most, end))
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(x[rows]) - y[rows]) ** 2)
+            gradients = tape.gradient(loss, model.trainable_variables)
+            accumulator.add(gradients, rows.stop - rows.start)
+        optimizer.apply(accumulator.mean(), model.trainable_variables)
+
+
 def by_fit(model, optimizer, x, y, batch_size, epochs, most):
     gradlab.microbatched(model, most).compile(optimizer, "mse")
     model.fit(x, y, batch_size=batch_size, epochs=epochs, shuffle=False, verbose=0)
@@ -189,6 +236,12 @@ def by_fit(model, optimizer, x, y, batch_size, epochs, most):
         (in_windows(by_value_and_gradients), "right\n"),
         (by_fit, "right\n"),
         (in_windows(by_one_tape), "not yet: the activations of 8 examples were kept at once"),
+        (by_shares(lambda n, rows, batch, most: 1 / -(-rows // most)), "weight each micro-batch"),
+        (by_shares(lambda n, rows, batch, most: 1), "add up, and then divide"),
+        (by_shares(lambda n, rows, batch, most: n / batch), "really has"),
+        (by_shares(lambda n, rows, batch, most: n / most / -(-rows // most)), "really has"),
+        (without_zero, "set it to zero"),
+        (by_shares(lambda n, rows, batch, most: 1.1 * n / rows), "in their order?"),
     ],
 )
 def test_the_capstone_accepts_every_way_that_keeps_one_micro_batch(answer, said, capsys):
@@ -259,6 +312,73 @@ def test_a_loop_is_repaired_one_bug_at_a_time(capsys):
         printed = capsys.readouterr().out
         assert said in printed, (old, printed)
         assert printed.startswith("right" if said == "right" else "not yet: ")
+
+
+@pytest.mark.parametrize(
+    ("notebook", "module", "name", "old", "new", "hint"),
+    [
+        (
+            "06_noise_and_accuracy",
+            noise_and_accuracy,
+            "rows_of_window",
+            "k)]",
+            "k)][:]",
+            "the same",
+        ),
+        ("07_pitfalls", pitfalls, "train", "total = 0.0", "total = 0", "rates of 2 and 4"),
+        ("07_pitfalls", pitfalls, "real_loop", "step - 1", "step - 2", "the audit finds"),
+        ("08_tokens", tokens, "repaired_loop", "- rate * mean", "- mean * rate", "as if padding"),
+    ],
+)
+def test_a_function_to_repair_gets_a_hint_of_its_bug_only_when_it_was_changed(
+    notebook, module, name, old, new, hint, capsys
+):
+    cells = json.loads((ROOT / f"notebooks/{notebook}.ipynb").read_text())["cells"]
+    [code] = ("".join(c["source"]) for c in cells if f"check.{name}(" in "".join(c["source"]))
+    names = {"np": np, "check": module, "gradient": lambda w, x, y: np.mean((w * x - y) * x)}
+    exec(code, dict(names))
+    assert (
+        capsys.readouterr().out == "not yet: this is still the function with the bug: repair it\n"
+    )
+    assert old in code
+    exec(code.replace(old, new), dict(names))
+    assert hint in capsys.readouterr().out
+
+
+def step_over_tokens(count=np.sum, masked=lambda mask: mask, per_part=False, divided=True):
+    """The training step of notebook 08, as a student writes it, with a mistake."""
+
+    def training_step(w, micro_batches, rate):
+        sums, counts = [], []
+        for x, y, mask in micro_batches:
+            sums.append(np.tensordot((x @ w - y) * masked(mask), x, axes=2))
+            counts.append(count(mask))
+        if per_part:
+            return w - rate * np.mean([each / n for each, n in zip(sums, counts)], axis=0)
+        return w - rate * sum(sums) / (sum(counts) if divided else 1)
+
+    return training_step
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        (step_over_tokens(), "right"),
+        (step_over_tokens(count=np.size), "as if padding were counted"),
+        (step_over_tokens(count=np.size, per_part=True), "as if padding were counted"),
+        (step_over_tokens(per_part=True), "as if each micro-batch counted the same"),
+        (step_over_tokens(masked=np.ones_like), "as if the errors at the padding counted"),
+        (
+            step_over_tokens(count=np.size, masked=np.ones_like),
+            "as if the padding were tokens",
+        ),
+        (step_over_tokens(divided=False), "as if the sum over the tokens were applied"),
+        (lambda w, micro_batches, rate: w, "although it was right before you changed"),
+    ],
+)
+def test_each_bug_of_the_step_over_tokens_is_named(answer, hint, capsys):
+    tokens.repaired_loop(answer)
+    assert hint in capsys.readouterr().out
 
 
 def of_squared_mean(microbatch_norms, window_norms, b):
@@ -336,6 +456,21 @@ def stage_of_copies(averages=2, bytes_each=4, last_resort=None):
         ),
         (batch_size.noise_scale, of_squared_mean, "average the squared norms"),
         (shards_and_pipelines.bubble, bubble_without_backward, "waits for backward passes"),
+        (
+            shards_and_pipelines.bubble,
+            lambda p, m, forward, backward: ((m + 2 * (p - 1)) * (forward + backward), 0),
+            "those before it and those after it",
+        ),
+        (
+            shards_and_pipelines.bubble,
+            lambda p, m, forward, backward: ((m + p - 1) * (forward + backward) / p, 0),
+            "already those of one stage",
+        ),
+        (
+            shards_and_pipelines.which_schedule,
+            {"A": ("1F1B", 3), "B": ("gpipe", ...), "C": ("1f1b", 3)},
+            "B: for how many micro-batches",
+        ),
         (shards_and_pipelines.first_stage, stage_of_copies(averages=1), "stage 1 needs"),
         (shards_and_pipelines.first_stage, stage_of_copies(bytes_each=8), "stage 1 does, too"),
         (shards_and_pipelines.first_stage, stage_of_copies(last_resort=3), "should be None"),

@@ -24,6 +24,8 @@ def said(checker, answer, capsys) -> str:
         ("beta_2", lambda half_life, tokens: 1 - tokens / half_life / 2, "multiplies"),
         ("beta_2", lambda half_life, tokens: math.exp(-tokens / half_life), "not 1 / e"),
         ("beta_2", lambda half_life, tokens: 0.5**0.5, "beta_2 of 1,024 tokens"),
+        ("beta_2", lambda half_life, tokens: 2 ** (tokens / half_life), "above 1"),
+        ("beta_2", lambda half_life, tokens: 1 - 0.5 ** (tokens / half_life), "what is left"),
         ("accumulation", lambda t, n, b, d: math.ceil(t / n / b), "the devices compute"),
         ("accumulation", lambda t, n, b, d: math.ceil(t / n / d), "`microbatch_size` texts"),
         ("accumulation", lambda t, n, b, d: math.ceil(t / b / d), "`length` tokens"),

@@ -36,14 +36,14 @@ def build(problem: Problem) -> keras.Model:
         "embedding": lambda: [
             keras.Input([5], dtype="int32"), layers.Embedding(9, 3), layers.GlobalAveragePooling1D(), layers.Dense(1)
         ],
-        "pairs": lambda: [keras.Input([2, 4]), Towers(problem)],
+        "pairs": lambda: [keras.Input([2, 4]), PairEmbeddings(problem)],
     }[problem.model]()  # fmt: skip
     model = keras.Sequential(made)
     model.set_weights([problem.weights[name] for name in shapes])
     return model
 
 
-class Towers(keras.layers.Layer):
+class PairEmbeddings(keras.layers.Layer):
     """The model "pairs": both embeddings of each pair, side by side; those of x are scaled."""
 
     def __init__(self, problem: Problem):

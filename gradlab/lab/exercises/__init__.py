@@ -7,6 +7,7 @@ hint. It never raises an exception: if the answer raises one, the checker prints
 
 import functools
 from collections.abc import Callable, Mapping
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,37 @@ def filled(value: Any) -> Any:
     """Return what a student's function returned; raise `NotYet` for None and for dots."""
     require(value is not None and value is not ..., "the function returns nothing yet")
     return value
+
+
+def require_changed(answer: Any, starter: str) -> None:
+    """Raise `NotYet` while the answer is the function that the exercise asks to repair.
+
+    The hint says nothing about the bugs, because the notebook is stored with it.
+
+    Args:
+        answer: the student's function.
+        starter: the code of the exercise's cell that defines the function.
+    """
+    module = compile(starter, "<starter>", "exec", dont_inherit=True)
+    [code] = (each for each in module.co_consts if isinstance(each, CodeType))
+    unchanged = _does_the_same(getattr(answer, "__code__", None), code)
+    require(not unchanged, "this is still the function with the bug: repair it")
+
+
+def _does_the_same(one: Any, other: Any) -> bool:
+    """Whether two code objects, or two constants of such, are equal but for names of functions."""
+    if not (isinstance(one, CodeType) and isinstance(other, CodeType)):
+        return bool(one == other)
+    names = (one.co_names, one.co_varnames) == (other.co_names, other.co_varnames)
+    consts = [
+        [each for each in code.co_consts if not isinstance(each, str)] for code in (one, other)
+    ]
+    return (
+        names
+        and one.co_code == other.co_code
+        and len(consts[0]) == len(consts[1])
+        and all(map(_does_the_same, *consts))
+    )
 
 
 def hint_for(

@@ -100,25 +100,31 @@ def _check_ported(
         clipped = keras.optimizers.Adam(schedule, global_clipnorm=0.5)
         return model, clipped if adam else keras.optimizers.SGD(0.2), kept
 
-    def large(weighted: bool = True) -> list[np.ndarray]:
-        """The weights of the large batch, or of a plain mean over micro-batches."""
+    def trained(shares: Callable | None = None, resets: bool = True) -> list[np.ndarray]:
+        """The weights of the large batch, or of micro-batches whose mean gradients have these shares;
+        with those of all earlier batches if nothing resets."""
         model, optimizer, _ = made()
+        variables = model.trainable_variables
+        kept = [tf.zeros_like(each) for each in variables]
+        batches = 0
         for start in [*range(0, 22, batch_size)] * 2:
             end = min(start + batch_size, 22)
-            sizes = (
-                [end - start] if weighted else [min(most, end - i) for i in range(start, end, most)]
-            )
-            ends = start + np.cumsum(sizes)
+            starts = range(start, end, most) if shares else [start]
+            sizes = np.array([min(most if shares else 22, end - i) for i in starts], float)
+            factors = shares(sizes) if shares else [1.0]
             with tf.GradientTape() as tape:
-                losses = [
-                    tf.reduce_mean((model(x[e - n : e]) - y[e - n : e]) ** 2)
-                    for e, n in zip(ends, sizes)
+                errors = [
+                    (model(x[i : i + int(n)]) - y[i : i + int(n)]) ** 2
+                    for i, n in zip(starts, sizes)
                 ]
-                loss = tf.add_n(losses) / len(losses)
-            optimizer.apply(
-                tape.gradient(loss, model.trainable_variables), model.trainable_variables
-            )
-        return [variable.numpy() for variable in model.trainable_variables]
+                loss = tf.add_n([f * tf.reduce_mean(e) for f, e in zip(factors, errors)])
+            gradients = tape.gradient(loss, variables)
+            if not resets:
+                kept = [old + sizes.sum() * new for old, new in zip(kept, gradients)]
+                batches += sizes.sum()
+                gradients = [each / batches for each in kept]
+            optimizer.apply(gradients, variables)
+        return [variable.numpy() for variable in variables]
 
     def close(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
         return all(np.allclose(a, b, rtol=0, atol=1e-5) for a, b in zip(one, other))
@@ -143,10 +149,29 @@ def _check_ported(
         f"{case}, the optimizer made {updates} updates in place of {wanted}: {hint}",
     )
     ours = [variable.numpy() for variable in model.trainable_variables]
-    if not close(ours, right := large()):
-        require(
-            not close(ours, large(weighted=False)),
-            f"{case}: weight each micro-batch by its number of examples",
-        )
-        apart = max(np.abs(a - b).max() for a, b in zip(ours, right))
-        require(False, f"{case}, a weight differs from the large batch's by {apart:.2g}")
+    right = trained()
+    if close(ours, right):
+        return
+    fewer = (
+        "divide by the examples that a batch really has: its last micro-batch, and the last batch "
+        "of an epoch, have fewer"
+    )
+    for mistake, hint in (
+        (
+            {"shares": lambda sizes: np.ones(len(sizes)) / len(sizes)},
+            "weight each micro-batch by its number of examples",
+        ),
+        ({"shares": lambda sizes: np.ones(len(sizes))}, "add up, and then divide"),
+        ({"shares": lambda sizes: sizes / batch_size}, fewer),
+        ({"shares": lambda sizes: sizes / len(sizes) / most}, fewer),
+        (
+            {"resets": False},
+            "the sum begins with the gradients of the batch before: set it to zero",
+        ),
+    ):
+        require(not close(ours, trained(**mistake)), f"{case}: {hint}")
+    apart = max(np.abs(a - b).max() for a, b in zip(ours, right))
+    require(
+        False,
+        f"{case}, a weight differs from the large batch's by {apart:.2g}: are the examples in their order?",
+    )

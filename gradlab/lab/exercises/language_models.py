@@ -36,7 +36,6 @@ def network() -> keras.Model:
     keras.utils.set_random_seed(0)
     layers = keras.layers
     numbers = keras.Input([LENGTH], dtype="int32")
-    # From an input: a layer that is called on an array is not part of the model, and is not trained
     places = keras.ops.cumsum(keras.ops.ones_like(numbers), axis=1) - 1
     x = layers.Embedding(65, FEATURES)(numbers) + layers.Embedding(LENGTH, FEATURES)(places)
     normalized = layers.RMSNormalization()(x)
@@ -101,6 +100,8 @@ def beta_2(answer: Any) -> None:
         0.5: "that is right for an update of a whole half-life",
         0.75: "very close: but what two updates leave multiplies",
         np.exp(-0.5): "after a half-life, one half is left, not 1 / e",
+        2**0.5: "above 1 nothing would be forgotten: after a half-life, half is left",
+        1 - 0.5**0.5: "that is what is forgotten; beta_2 is what is left",
     }
     require_unlike(got, mistakes, rtol=1e-9)
     require_close(got, 0.5**0.5, "beta_2 of half a half-life", rtol=1e-8)

@@ -4,10 +4,23 @@ from typing import Any
 
 import numpy as np
 
-from gradlab.lab.exercises import exercise, filled, require, require_close, require_unlike
+from gradlab.lab.exercises import (
+    exercise,
+    filled,
+    require,
+    require_changed,
+    require_close,
+    require_unlike,
+)
 
 ROW_1 = (95.0, 0.172, 10)
 ROW_2 = (95.2, 0.303, 10)
+# the function with the bug, as its exercise has it
+_ROWS_OF_WINDOW = """
+def rows_of_window(order, update, k, b):
+    first = update % (len(order) // (k * b)) * k * b
+    return np.array([order[first : first + b] for _ in range(k)])
+"""
 
 
 @exercise
@@ -91,6 +104,7 @@ def best_of_equal_looks(answer: Any) -> None:
 def rows_of_window(answer: Any) -> None:
     """A function: (order of all examples, number of the update, k, b) -> the rows of a window,
     shape (k, b)."""
+    require_changed(answer, _ROWS_OF_WINDOW)
     order = np.random.default_rng(0).permutation(26)
     got = filled(answer(order.copy(), 0, 3, 4))
     got = np.asarray(got)

@@ -9,12 +9,42 @@ from gradlab.auditing.audit import audit
 from gradlab.auditing.bugs import BUGS as KNOWN
 from gradlab.auditing.problem import Problem
 from gradlab.auditing.rules import LoopRules, trajectory
-from gradlab.lab.exercises import exercise, hint_for, require, require_close
+from gradlab.lab.exercises import exercise, hint_for, require, require_changed, require_close
 from gradlab.lab.widget.course.bug_loops import Evidence, experiment
 from gradlab.lab.widget.course.bugs import BUGS, Settings
 
 MOST = 4  # experiments that an answer to the last exercise may use for a loop
 DATA = (701, 704, 705)  # seeds of data for which `bug_loops.is_clear` holds
+# the functions with bugs, as their exercises have them
+_TRAIN = """
+def train(microbatches, w, k, learning_rate):
+    total = 0.0
+    for number, (x, y) in enumerate(microbatches, start=1):
+        total += gradient(w, x, y)
+        if number % k == 0:
+            w -= learning_rate(number) * total / k
+            total = 0.0
+    return w
+"""
+_TRAINING = """
+def training(problem):
+    weights, running, history = problem.weights, {}, []
+    step = 0
+    for epoch in problem.epochs:
+        for batch in epoch:
+            _, gradients = problem.gradients(weights, batch)
+            for name in gradients:
+                running[name] = running.get(name, 0.0) + gradients[name] / problem.k
+            step += 1
+            if step % problem.k == 0:
+                norm = np.sqrt(sum(np.sum(total**2) for total in running.values()))
+                limit = problem.clip_norm or np.inf
+                rate = problem.learning_rate(step - 1) * min(1.0, limit / norm)
+                weights = {name: weights[name] - rate * running[name] for name in weights}
+                history.append(weights)
+                running = {}
+    return history
+"""
 
 
 @exercise
@@ -41,6 +71,7 @@ def updates_until_zero(answer: Any) -> None:
 @exercise
 def train(answer: Any) -> None:
     """A function: an epoch of training, (microbatches, w, k, learning_rate) -> the last w."""
+    require_changed(answer, _TRAIN)
     constant = lambda update: 0.125  # noqa: E731
 
     def trained(sizes, k, learning_rate):
@@ -232,6 +263,7 @@ def _experiments(bug: str, seed: int, used: list[Evidence]) -> Callable[..., Evi
 @exercise
 def real_loop(answer: Any) -> None:
     """A function: a problem -> the weights after each update, as `gradlab.audit` calls it."""
+    require_changed(answer, _TRAINING)
     found = audit(answer, supports=("clip_norm", "schedule"))
     count = len(found.findings)
     if count:

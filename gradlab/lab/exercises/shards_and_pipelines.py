@@ -56,8 +56,10 @@ def which_schedule(answer: Any) -> None:
             isinstance(got, tuple) and len(got) == 2,
             f'{letter}: answer a pair such as ("gpipe", 2)',
         )
+        name_given = got[0].lower() if isinstance(got[0], str) else got[0]
+        require(got[1] is not ..., f"{letter}: for how many micro-batches are activations held?")
         require(
-            got[0] in PIPELINES,
+            name_given in PIPELINES,
             f"{letter}: the schedule is one of {', '.join(map(repr, PIPELINES))}",
         )
         held = schedule(name, devices, microbatches).held(0)
@@ -67,7 +69,7 @@ def which_schedule(answer: Any) -> None:
             "backward passes that have ended, from left to right",
         )
         require(
-            got[0] == name,
+            name_given == name,
             f"{letter}: the number is right, and the schedule is not. Device 1 can do the same in "
             "both: look at the devices below it. Do they wait with their first backward pass "
             "until they have done all forward passes?",
@@ -106,7 +108,7 @@ def _check_stage(answer: Callable, case: tuple[int, int, int], wanted: int) -> N
     require(
         got <= wanted,
         f"{said}: stage {got} fits, and stage {wanted} does, too: it needs {needed(wanted):,.0f} "
-        "bytes, and sends no more",
+        "bytes. Stage 1 shards the averages only, stage 2 the gradients as well",
     )
 
 
@@ -126,6 +128,10 @@ def _check_bubble(answer: Callable, p: int, m: int, forward: float, backward: fl
         (m + p - 1) * forward: "the backward passes take time, too",
         m * both + (p - 1) * forward: "the first stage waits for backward passes, too",
         (m + p) * both: "the last stage begins p - 1 forward passes late, not p",
+        (m + 2 * (p - 1)) * both: "each stage waits for p - 1 forward and p - 1 backward passes in "
+        "all: those before it and those after it",
+        (m + p - 1) * both / p: "the seconds are already those of one stage: do not divide by the "
+        "stages",
     }
     for wrong, hint in hints.items():
         require(

@@ -15,6 +15,7 @@ from gradlab.lab.exercises import (
     filled,
     hint_for,
     require,
+    require_changed,
     require_close,
     require_unlike,
 )
@@ -224,6 +225,7 @@ def curves(updates: int = 40) -> dict[str, list[float]]:
 def repaired(answer: Any) -> None:
     """A function: (w, windows of micro-batches, rate) -> the weights after an update from each
     window."""
+    require_changed(answer, _STARTER)
     for seed, sizes, rate in _CASES:
         windows = _windows(seed, sizes, weights=1 + seed % 3)
         start = np.ones(1 + seed % 3)
@@ -253,6 +255,20 @@ def repaired(answer: Any) -> None:
         streamed, wanted, "when each micro-batch overwrites the one before, w", hint, rtol=1e-8
     )
 
+
+# the loop with the bug, as exercise 5 has it
+_STARTER = """
+def train(w, windows, rate):
+    zeros = np.zeros_like(w)
+    for window in windows:
+        total, weight = zeros, 0
+        for x, y in window:
+            total += len(x) * gradient(w, x, y)
+            weight += len(x)
+        mean = total / weight
+        w = w - rate * mean
+    return w
+"""
 
 # (seed, examples of each micro-batch of each window, rate)
 _CASES = (

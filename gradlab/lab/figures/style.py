@@ -50,7 +50,7 @@ def plain_numbers(axes: Axes) -> None:
     ten."""
     if axes.get_yscale() == "log":
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, position: f"{value:g}"))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, position: f"{value:,g}"))
         axes.yaxis.set_minor_locator(NullLocator())
 
 

@@ -24,7 +24,7 @@ from gradlab import _checks, runtime
 from gradlab.lab.experiments.experiment import Experiment
 from gradlab.lab.experiments.jobs.cluster import cluster_of
 from gradlab.lab.experiments.result import Result
-from gradlab.lab.figures.shown import X_AXES
+from gradlab.lab.figures.shown import VIEWS, X_AXES
 from gradlab.lab.widget import controls, pins, presets, runner, saved_page
 from gradlab.lab.widget.lab_controller import LabController
 from gradlab.lab.widget.live_run import State
@@ -299,10 +299,12 @@ class AccumulationLab:
                 "text/plain": f"{self!r}\n\n{table}",
             }
         recorded = saved_page.recorded()
-        return bundle | {
-            "text/html": saved_page.page(
-                self.experiment, self._hide, self._lock, self._controller.layout.against.value
-            ),
-            "image/png": saved_page.picture(),
-            "text/plain": f"{self!r}\n\n{recorded['sentence']}\n{recorded['table']}",
-        }
+        text = f"{self!r}\n\n{recorded['sentence']}\n{recorded['table']}"
+        picture = saved_page.recorded_picture()
+        if set(VIEWS).difference(self._hide) == {"toy"}:  # which needs no run
+            from gradlab.lab.figures.style import for_any_ground, to_small_png
+
+            text, picture = repr(self), to_small_png(for_any_ground(self.figure))
+        against = self._controller.layout.against.value
+        page = saved_page.page(self.experiment, self._hide, self._lock, against, picture=picture)
+        return bundle | {"text/html": page, "image/png": picture, "text/plain": text}

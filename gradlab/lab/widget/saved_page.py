@@ -62,7 +62,7 @@ def recorded() -> dict:
 
 
 @functools.cache
-def picture() -> bytes:
+def recorded_picture() -> bytes:
     """The views of the recorded default run, as PNG."""
     return PICTURE.read_bytes()
 
@@ -171,6 +171,7 @@ def page(
     lock: Collection[str] = (),
     against: str = "updates",
     tour: bool = False,
+    picture: bytes | None = None,
 ) -> str:
     """The lab as one piece of HTML, which loads nothing.
 
@@ -181,6 +182,7 @@ def page(
         lock: names of controls that cannot be changed.
         against: what the accuracy is drawn against at first.
         tour: whether k moves by itself until somebody touches the page.
+        picture: what a page without scripts shows, as PNG. None: the recorded default run.
     """
     about = recorded()
     needs = needs_kernel(e)
@@ -193,7 +195,9 @@ def page(
         "toy": toy_facts(),
     }
     return _PAGE.format(
-        still=still(picture(), about["sentence"], about["sentence"], about["table"]),
+        still=still(
+            picture or recorded_picture(), about["sentence"], about["sentence"], about["table"]
+        ),
         css=css(),
         javascript=javascript(),
         facts=json.dumps(facts),

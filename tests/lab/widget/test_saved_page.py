@@ -13,6 +13,7 @@ from paths import ROOT
 
 from gradlab.lab.experiments.jobs.run import run
 from gradlab.lab.figures import toy
+from gradlab.lab.figures.shown import VIEWS
 from gradlab.lab.widget import pins, presets, record, saved_page
 
 
@@ -34,6 +35,14 @@ def test_a_lab_that_has_not_run_shows_the_recorded_runs_and_trains_in_the_page(m
     assert "<script" not in own and "recorded" not in own
     assert f'alt="{html.escape(lab.figure.get_label())}"' in own
     assert own.count("<tr>") == 2 and f"<td>{pins.summary(lab.result)[0]}</td>" in own
+
+
+def test_a_lab_of_two_weights_shows_them_instead_of_runs_that_it_never_makes(make):
+    lab = make(hide=[name for name in VIEWS if name != "toy"])
+    bundle = lab._repr_mimebundle_()
+    assert bundle["image/png"] != saved_page.recorded_picture()
+    assert bundle["text/plain"] == repr(lab)
+    assert base64.b64encode(bundle["image/png"]).decode() in bundle["text/html"]
 
 
 def test_the_page_is_small_and_loads_nothing():

@@ -223,8 +223,8 @@ def svg(known: Situation) -> str:
     }
     x = {name: LEFT + WIDTH * math.log10(value) / DECADES for name, value in place.items()}
     ticks = "".join(
-        f'<path d="M{LEFT + WIDTH * power / DECADES:.1f} 84v5" stroke="currentColor"/>'
-        f'<text x="{LEFT + WIDTH * power / DECADES:.1f}" y="102" text-anchor="middle">'
+        f'<path d="M{LEFT + WIDTH * power / DECADES:.1f} 112v5" stroke="currentColor"/>'
+        f'<text x="{LEFT + WIDTH * power / DECADES:.1f}" y="130" text-anchor="middle">'
         f"{10**power:,}</text>"
         for power in range(DECADES + 1)
     )
@@ -235,23 +235,24 @@ def svg(known: Situation) -> str:
         quote=True,
     )
     return (
-        f'<svg viewBox="0 0 672 142" role="img" aria-label="{words}" fill="currentColor" '
+        f'<svg viewBox="0 0 672 172" role="img" aria-label="{words}" fill="currentColor" '
         'style="max-width: 52em; width: 100%; font: 13px sans-serif">'
-        f'<text x="{LEFT - 10}" y="31" text-anchor="end">one update</text>'
+        f'<text x="{LEFT - 10}" y="31" text-anchor="end">time</text>'
         f'<rect x="{LEFT}" y="14" width="{computing:.1f}" height="26" fill="#56B4E9"/>'
         f'<rect x="{LEFT + computing:.1f}" y="14" width="{WIDTH - computing:.1f}" height="26" '
         'fill="#E69F00"/>'
-        f'<text x="{LEFT + 8}" y="32" fill="#000">computing {found.efficiency:.0%}'
-        f"{', the rest sending' if known.devices > 1 else ''}</text>"
-        f'<text x="{LEFT - 10}" y="88" text-anchor="end">examples</text>'
-        f'<path d="M{LEFT} 84h{WIDTH}" stroke="currentColor"/>{ticks}'
-        f'<path d="M{x["noise scale"]:.1f} 64v20" stroke="#D55E00" stroke-width="3"/>'
-        f'<text x="{x["noise scale"]:.1f}" y="60" text-anchor="middle">noise scale</text>'
-        f'<circle cx="{x["tuned batch"]:.1f}" cy="84" r="6" fill="none" stroke="currentColor" '
+        f'<text x="{LEFT + 8}" y="32" fill="#000">{found.efficiency:.0%} of an update: computing'
+        f"{', the rest: sending' if known.devices > 1 else ''}</text>"
+        f'<text x="{LEFT - 10}" y="116" text-anchor="end">examples</text>'
+        f'<path d="M{LEFT} 112h{WIDTH}" stroke="currentColor"/>{ticks}'
+        f'<path d="M{x["noise scale"]:.1f} 92v20" stroke="#D55E00" stroke-width="3"/>'
+        f'<text x="{x["noise scale"]:.1f}" y="87" text-anchor="middle">noise scale</text>'
+        f'<circle cx="{x["tuned batch"]:.1f}" cy="112" r="6" fill="none" stroke="currentColor" '
         f'stroke-width="2"><title>tuned batch</title></circle>'
-        f'<circle cx="{x["batch"]:.1f}" cy="84" r="5" fill="#0072B2"/>'
-        f'<text x="{x["batch"]:.1f}" y="122" text-anchor="middle">this batch</text>'
-        f'<text x="{x["tuned batch"]:.1f}" y="137" text-anchor="middle">tuned batch</text></svg>'
+        f'<circle cx="{x["batch"]:.1f}" cy="112" r="5" fill="#0072B2"/>'
+        f'<text x="{x["batch"]:.1f}" y="150" text-anchor="middle">'
+        f'<tspan fill="#0072B2">●</tspan> this batch: {found.batch:,}</text>'
+        f'<text x="{x["tuned batch"]:.1f}" y="167" text-anchor="middle">○ tuned batch: {known.batch:,}</text></svg>'
     )
 
 
