@@ -923,8 +923,8 @@ BUGS = (
     Bug(
         "audit_takes_other_masks_for_the_same",
         "gradlab/auditing/masks.py",
-        "slopes.through(x * second_mask, y * second_mask)",
-        "slopes.through(x * second_mask, y * first_mask)",
+        "slopes.through(x * second[0], y * second[1])",
+        "slopes.through(x * second[0], y * first[1])",
         ("tests/auditing/test_audit.py",),
     ),
     # ---- experiments ----

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -164,24 +165,30 @@ class _AuditRun:
 
     def _judge_masks(self, probe: ProbeTraining, found: list[np.ndarray]) -> None:
         """Whether a contrastive loop draws the same masks in both passes."""
-        if CORRECT not in self._known:
-            self._skipped[probe.name] = "masks are audited where no other bug is left"
-            return
         problem = probe.make()
-        right, with_bug = (masks.nearest(problem, found, same) for same in (True, False))
+        plain = replace(problem, masks=None)
+        without_bug = list(trajectory(plain, CORRECT.rules))
+        if self._more or all(
+            first_difference(plain, without_bug, None, False, one) is not None
+            for one in self._known
+        ):
+            self._skipped[probe.name] = "masks are audited where no other bug shows"
+            return
+        right = masks.nearest(problem, found, same=True)
         update = masks.first_other(problem, found, right)
         if update is None:
             return
-        far, near = (distance(problem, each, found, update) for each in (right, with_bug))
+        far = distance(problem, right, found, update)
+        with_bug = masks.nearest(problem, found, same=False)
         if masks.first_other(problem, found, with_bug) is None:
+            near = distance(problem, with_bug, found, update)
             bug = BUGS["masks_differ"]
             shown = Difference(probe.name, update + 1, far, near, found, right, with_bug)
-            one = FoundBug("masks_differ", bug.sentence, shown, bug.fix, bug.section)
-        else:
-            shown = Difference(probe.name, update + 1, far, None, found, right, [])
-            sentence = f"The weights are wrong from update {update + 1} on, whatever masks it drew."
-            one = FoundBug("unknown", sentence, shown)
-        self._more.append(one)
+            self._more.append(FoundBug("masks_differ", bug.sentence, shown, bug.fix, bug.section))
+            return
+        shown = Difference(probe.name, update + 1, far, None, found, right, [])
+        sentence = f"The weights are wrong from update {update + 1} on, whatever masks were drawn."
+        self._more.append(FoundBug("unknown", sentence, shown))
 
     def _judge_nan(self, probe: ProbeTraining, found: list[np.ndarray]) -> None:
         """What the loop does with a NaN, which may be right."""

@@ -225,7 +225,7 @@ BUGS = {
         "Keep the state of the random numbers before each micro-batch of the first pass, and "
         "restore it in the second.",
         f"{WHOLE_BATCH}, Random layers",
-        (),  # it concerns one probe only, which `masks.verdict` judges
+        (),  # it concerns one probe only, which `masks.nearest` explains
     ),
 }
 

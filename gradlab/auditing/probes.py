@@ -175,7 +175,17 @@ PROBES = (
     ProbeTraining(
         "pairs",
         ("contrastive",),
-        lambda: _made("pairs", 15, [[3] * 9 + [2]], 4, learning_rate=_rate(0.2)),
+        lambda: _made("pairs", 15, [[3] * 12], 4, learning_rate=_rate(0.2)),
+    ),
+    ProbeTraining(
+        "pairs, a short window",
+        ("contrastive",),
+        lambda: _made("pairs", 17, [[3] * 10], 4, learning_rate=_rate(0.2)),
+    ),
+    ProbeTraining(
+        "pairs, a short micro-batch",
+        ("contrastive",),
+        lambda: _made("pairs", 18, [[3] * 7 + [2]], 4, learning_rate=_rate(0.2)),
     ),
     ProbeTraining("pairs with dropout", ("contrastive", "dropout"), _with_masks),
     ProbeTraining("a NaN", (), _with_nan),

@@ -48,8 +48,9 @@ class Problem:
         replicas: how many replicas share the micro-batches of a window, which then has k * replicas
             of them.
         masks: of "pairs", an array (2, 4), or None. Each forward pass of a micro-batch then draws a
-            random number from 0 to 1, as your framework does it, and multiplies its x and its y by
-            masks[0] if the number is below 0.5, or else by masks[1].
+            random number from 0 to 1, as your framework does it (one for x and y, or one for
+            each), and multiplies its inputs by masks[0] if the number is below 0.5, or else by
+            masks[1].
     """
 
     model: str

@@ -10,7 +10,8 @@ import numpy as np
 
 TOLD = (
     "Not audited, because these differ from the large batch in any loop: batch normalization, "
-    "which uses the statistics of each micro-batch, and dropout, which draws a mask for each."
+    "which uses the statistics of each micro-batch, and dropout, which draws a mask for each. Of a "
+    "contrastive loop, whether both passes draw the same masks is audited."
 )
 
 
@@ -26,7 +27,8 @@ class Difference:
         distance_with_bug: the same for the weights that a loop with the bugs named so far has; None
             if none is known.
         weights, right, with_bug: the weights after each update as vectors: those of the loop, of
-            the large batch, and of a loop with the bugs.
+            the large batch, and of a loop with the bugs. Where masks are random, the nearest ones
+            that a loop can have that is right, or has the bug.
     """
 
     probe: str

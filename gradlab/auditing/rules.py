@@ -92,8 +92,13 @@ def trajectory(
         problem: the training.
         rules: the rules.
         gradients: a function (weights as a vector, micro-batch) -> the mean gradient as a vector.
-            None: the problem's.
+            None: the problem's. "pairs" always has its own.
+
+    Raises:
+        ValueError: "pairs" with several epochs, whose windows could go on in the next one.
     """
+    if problem.model == "pairs" and len(problem.epochs) > 1:
+        raise ValueError(f'epochs of "pairs" must be one. Received: {len(problem.epochs)} epochs')
     run = _Run(problem, rules, gradients or gradients_of(problem))
     with np.errstate(invalid="ignore", over="ignore"):
         updates = chain.from_iterable(run.epoch(epoch) for epoch in problem.epochs)

@@ -225,6 +225,19 @@ def without_zero(model, optimizer, x, y, batch_size, epochs, most):
         optimizer.apply(accumulator.mean(), model.trainable_variables)
 
 
+def without_a_new_sum(model, optimizer, x, y, batch_size, epochs, most):
+    variables = model.trainable_variables
+    total = [0.0] * len(variables)
+    for start in [*range(0, len(x), batch_size)] * epochs:
+        end = min(start + batch_size, len(x))
+        for first in range(start, end, most):
+            rows = slice(first, min(first + most, end))
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum((model(x[rows]) - y[rows]) ** 2)
+            total = [t + g for t, g in zip(total, tape.gradient(loss, variables))]
+        optimizer.apply([each / (end - start) for each in total], variables)
+
+
 def by_fit(model, optimizer, x, y, batch_size, epochs, most):
     gradlab.microbatched(model, most).compile(optimizer, "mse")
     model.fit(x, y, batch_size=batch_size, epochs=epochs, shuffle=False, verbose=0)
@@ -241,6 +254,7 @@ def by_fit(model, optimizer, x, y, batch_size, epochs, most):
         (by_shares(lambda n, rows, batch, most: n / batch), "really has"),
         (by_shares(lambda n, rows, batch, most: n / most / -(-rows // most)), "really has"),
         (without_zero, "set it to zero"),
+        (without_a_new_sum, "set it to zero"),
         (by_shares(lambda n, rows, batch, most: 1.1 * n / rows), "in their order?"),
     ],
 )
@@ -474,6 +488,11 @@ def stage_of_copies(averages=2, bytes_each=4, last_resort=None):
         (shards_and_pipelines.first_stage, stage_of_copies(averages=1), "stage 1 needs"),
         (shards_and_pipelines.first_stage, stage_of_copies(bytes_each=8), "stage 1 does, too"),
         (shards_and_pipelines.first_stage, stage_of_copies(last_resort=3), "should be None"),
+        (
+            shards_and_pipelines.first_stage,
+            lambda n, p, memory: None if memory == 2e8 else stage_of_copies()(n, p, memory),
+            "Stage 3 needs 200,000,000 bytes",
+        ),
         (remat_and_half_precision.best_block, lambda layers: 1, "input of each layer is kept"),
         (remat_and_half_precision.best_block, lambda layers: layers, "all are kept"),
         (remat_and_half_precision.best_block, lambda layers: layers**0.5, "not a whole number"),

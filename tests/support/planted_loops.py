@@ -37,6 +37,8 @@ def planted(
     step_per_microbatch="mean",
     clipping="each",
     seed=0,
+    views="together",
+    scale="of the loss",
 ):
     """A loop with these bugs, as an adapter.
 
@@ -50,6 +52,8 @@ def planted(
         clipping: whether that bug clips "each" micro-batch's gradient, the mean so far ("running"),
             or "never".
         seed: of the random masks.
+        views: whether x and y have one mask ("together"), or "each" its own.
+        scale: of a contrastive loss: "of the loss", or "of x", of whose embeddings it is a factor.
     """
     has = set(bugs).__contains__
 
@@ -78,14 +82,12 @@ def planted(
                     drawn = None
                     if problem.masks is not None:
                         if position == 1:  # the first pass over a window
-                            draws = generator.integers(2, size=len(window))
-                        again = (
-                            generator.integers(2)
-                            if has("masks_differ")
-                            else draws[(position - 1) % len(draws)]
-                        )
-                        drawn = problem.masks[draws], problem.masks[again]
-                    found = second_pass(model, window, position - 1, has, drawn)
+                            draws = random_masks(generator, problem, len(window), views)
+                        again = draws[(position - 1) % len(draws)]
+                        if has("masks_differ"):
+                            [again] = random_masks(generator, problem, 1, views)
+                        drawn = draws, again
+                    found = second_pass(model, window, position - 1, has, drawn, scale)
                 else:
                     found = problem.gradients(model, microbatch)[1]
                 gradient = {name: value.astype(dtype) for name, value in found.items()}
@@ -159,7 +161,15 @@ def planted(
     return train
 
 
-def second_pass(model, window, number, has, drawn=None):
+def random_masks(generator, problem, count, views):
+    """A mask for x and one for y, for each of so many micro-batches."""
+    numbers = generator.integers(2, size=[count, 2])
+    if views == "together":
+        numbers[:, 1] = numbers[:, 0]
+    return problem.masks[numbers]
+
+
+def second_pass(model, window, number, has, drawn=None, scale="of the loss"):
     """What a micro-batch contributes to the gradient of a contrastive window, times the window's
     examples over its own, so that a mean over examples adds such parts up.
 
@@ -171,13 +181,14 @@ def second_pass(model, window, number, has, drawn=None):
         window: its micro-batches.
         number: of the micro-batch in the window.
         has: says whether the loop has a bug.
-        drawn: the mask of each micro-batch in the first pass, and that of this one in the second.
-            None: no dropout.
+        drawn: the masks of x and y of each micro-batch in the first pass, and those of this one in
+            the second. None: no dropout.
+        scale: as in `planted`.
     """
     inputs = window[number]
     if drawn:
-        window = [(x * mask, y * mask) for (x, y), mask in zip(window, drawn[0])]
-        inputs = [each * drawn[1] for each in inputs]
+        window = [(x * first, y * other) for (x, y), (first, other) in zip(window, drawn[0])]
+        inputs = [each * mask for each, mask in zip(inputs, drawn[1])]
     if has("negatives_of_microbatch"):
         window, number = window[number : number + 1], 0
     x, y = (np.concatenate(each).astype(float) for each in zip(*window))
@@ -196,9 +207,11 @@ def second_pass(model, window, number, has, drawn=None):
         toward_one[row] = other.T @ slope / temperature
         toward_other += np.outer(slope, one[row]) / temperature
         toward_scale += (slope @ logits) * (row in here)
+    rows = slice(here.start, here.stop)
+    if scale == "of x":  # so its gradient comes with the second pass
+        toward_scale = np.sum(toward_one[rows] * (inputs[0] @ model["kernel_x"]))
     if has("temperature_without_gradient"):
         toward_scale = 0.0
-    rows = slice(here.start, here.stop)
     parts = {
         "kernel_x": inputs[0].T @ toward_one[rows],
         "kernel_y": inputs[1].T @ toward_other[rows],

@@ -83,18 +83,14 @@ def require_changed(answer: Any, starter: str) -> None:
 
 
 def _does_the_same(one: Any, other: Any) -> bool:
-    """Whether two code objects, or two constants of such, are equal but for names of functions."""
+    """Whether two code objects, or two constants of such, are equal but for where they stand."""
     if not (isinstance(one, CodeType) and isinstance(other, CodeType)):
         return bool(one == other)
-    names = (one.co_names, one.co_varnames) == (other.co_names, other.co_varnames)
-    consts = [
-        [each for each in code.co_consts if not isinstance(each, str)] for code in (one, other)
-    ]
     return (
-        names
-        and one.co_code == other.co_code
-        and len(consts[0]) == len(consts[1])
-        and all(map(_does_the_same, *consts))
+        (one.co_code, one.co_names, one.co_varnames)
+        == (other.co_code, other.co_names, other.co_varnames)
+        and len(one.co_consts) == len(other.co_consts)
+        and all(map(_does_the_same, one.co_consts, other.co_consts))
     )
 
 

@@ -100,13 +100,13 @@ def _check_ported(
         clipped = keras.optimizers.Adam(schedule, global_clipnorm=0.5)
         return model, clipped if adam else keras.optimizers.SGD(0.2), kept
 
-    def trained(shares: Callable | None = None, resets: bool = True) -> list[np.ndarray]:
-        """The weights of the large batch, or of micro-batches whose mean gradients have these shares;
-        with those of all earlier batches if nothing resets."""
+    def trained(shares: Callable | None = None, kept_count: bool | None = None) -> list[np.ndarray]:
+        """The weights of the large batch, or of micro-batches whose mean gradients have these shares.
+        With `kept_count`, the sums of earlier batches stay, and their examples too if it is True."""
         model, optimizer, _ = made()
         variables = model.trainable_variables
         kept = [tf.zeros_like(each) for each in variables]
-        batches = 0
+        examples = 0.0
         for start in [*range(0, 22, batch_size)] * 2:
             end = min(start + batch_size, 22)
             starts = range(start, end, most) if shares else [start]
@@ -119,10 +119,10 @@ def _check_ported(
                 ]
                 loss = tf.add_n([f * tf.reduce_mean(e) for f, e in zip(factors, errors)])
             gradients = tape.gradient(loss, variables)
-            if not resets:
+            if kept_count is not None:
                 kept = [old + sizes.sum() * new for old, new in zip(kept, gradients)]
-                batches += sizes.sum()
-                gradients = [each / batches for each in kept]
+                examples = sizes.sum() + (examples if kept_count else 0.0)
+                gradients = [each / examples for each in kept]
             optimizer.apply(gradients, variables)
         return [variable.numpy() for variable in variables]
 
@@ -156,6 +156,7 @@ def _check_ported(
         "divide by the examples that a batch really has: its last micro-batch, and the last batch "
         "of an epoch, have fewer"
     )
+    stays = "the sum begins with the gradients of the batch before: set it to zero"
     for mistake, hint in (
         (
             {"shares": lambda sizes: np.ones(len(sizes)) / len(sizes)},
@@ -164,10 +165,8 @@ def _check_ported(
         ({"shares": lambda sizes: np.ones(len(sizes))}, "add up, and then divide"),
         ({"shares": lambda sizes: sizes / batch_size}, fewer),
         ({"shares": lambda sizes: sizes / len(sizes) / most}, fewer),
-        (
-            {"resets": False},
-            "the sum begins with the gradients of the batch before: set it to zero",
-        ),
+        ({"kept_count": True}, stays),
+        ({"kept_count": False}, stays),
     ):
         require(not close(ours, trained(**mistake)), f"{case}: {hint}")
     apart = max(np.abs(a - b).max() for a, b in zip(ours, right))

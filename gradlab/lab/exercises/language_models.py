@@ -67,7 +67,7 @@ def train(
     if isinstance(batch, int):
         batches = examples.batch(batch)
     else:
-        # With an end: Keras makes 16 updates at a time, and would make more of them than asked for
+        # With an end: Keras makes several updates at a time, and would make more than asked for
         batches = BatchRamp(batch).batches(examples.repeat()).take(updates_of(batch))
     model.fit(batches, shuffle=False, verbose=0)
     held_out = datasets.shakespeare().held_out[: HELD_OUT * LENGTH + 1]

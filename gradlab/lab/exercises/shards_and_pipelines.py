@@ -17,6 +17,7 @@ _UNNAMED = {"A": ("1f1b", 3, 6), "B": ("gpipe", 4, 5), "C": ("1f1b", 4, 3)}
 @exercise
 def first_stage(answer: Any) -> None:
     """A function: (parameters, devices, memory) -> the first stage of ZeRO that fits, or None."""
+    filled(answer(1000, 1, 10**9))
     for case, wanted in {
         (100_000_000, 8, 1_000_000_000): 1,
         (100_000_000, 8, 1_600_000_000): 0,
@@ -85,7 +86,7 @@ def unnamed_timelines() -> Drawing:
 
 def _check_stage(answer: Callable, case: tuple[int, int, int], wanted: int) -> None:
     parameters, devices, memory = case
-    got = filled(answer(*case))
+    got = answer(*case)
     copies = {"weights": 1, "gradients": 1, "Adam's averages": 2}
     sharded = ["Adam's averages", "gradients", "weights"]
 
@@ -96,6 +97,8 @@ def _check_stage(answer: Callable, case: tuple[int, int, int], wanted: int) -> N
         )
 
     said = f"for {parameters:,} parameters, {devices} devices and {memory:,} bytes"
+    require(got is not None, f"{said}: it fits. Stage {wanted} needs {needed(wanted):,.0f} bytes")
+    filled(got)
     require(
         isinstance(got, int | np.integer) and 0 <= got <= 3,
         f"{said}: {got!r} is not a stage from 0 to 3",

@@ -285,26 +285,32 @@ class AccumulationLab:
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
         """The widgets, and a picture and a table for pages without widgets, such as a saved
         notebook."""
-        bundle = dict(self.view._repr_mimebundle_(**kwargs)) | {"text/plain": repr(self)}
+        bundle = dict(self.view._repr_mimebundle_(**kwargs))
         if runs := self._controller.runs:
-            from gradlab.lab.figures.style import for_any_ground, to_small_png
-
-            figure = self.figure
-            picture = to_small_png(for_any_ground(figure))
             table = pins.table(runs)
-            still = saved_page.still(picture, str(figure.get_label()), repr(self), table)
-            return bundle | {
-                "text/html": still,
-                "image/png": picture,
-                "text/plain": f"{self!r}\n\n{table}",
-            }
-        recorded = saved_page.recorded()
-        text = f"{self!r}\n\n{recorded['sentence']}\n{recorded['table']}"
-        picture = saved_page.recorded_picture()
-        if set(VIEWS).difference(self._hide) == {"toy"}:  # which needs no run
-            from gradlab.lab.figures.style import for_any_ground, to_small_png
-
-            text, picture = repr(self), to_small_png(for_any_ground(self.figure))
-        against = self._controller.layout.against.value
-        page = saved_page.page(self.experiment, self._hide, self._lock, against, picture=picture)
+            picture, page = self._drawn(table)
+            text = f"{self!r}\n\n{table}"
+        elif set(VIEWS).difference(self._hide) == {"toy"}:  # which needs no run
+            picture, still = self._drawn()
+            page = self._page(without_scripts=still)
+            text = repr(self)
+        else:
+            recorded = saved_page.recorded()
+            picture, page = saved_page.recorded_picture(), self._page()
+            text = f"{self!r}\n\n{recorded['sentence']}\n{recorded['table']}"
         return bundle | {"text/html": page, "image/png": picture, "text/plain": text}
+
+    def _page(self, without_scripts: str | None = None) -> str:
+        """The lab as a page that trains in the browser."""
+        against = self._controller.layout.against.value
+        return saved_page.page(
+            self.experiment, self._hide, self._lock, against, without_scripts=without_scripts
+        )
+
+    def _drawn(self, table: str = "") -> tuple[bytes, str]:
+        """The figure of the lab as PNG, and as HTML with a table of its runs."""
+        from gradlab.lab.figures.style import for_any_ground, to_small_png
+
+        figure = self.figure
+        picture = to_small_png(for_any_ground(figure))
+        return picture, saved_page.still(picture, str(figure.get_label()), repr(self), table)

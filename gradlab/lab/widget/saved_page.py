@@ -75,6 +75,7 @@ def still(picture: bytes, alt: str, sentence: str, table: str) -> str:
         alt: what the picture shows, for readers who cannot see it.
         sentence: what the picture and the table show.
         table: lines of cells, which two or more spaces separate; the first line has the headings.
+            Empty: no table.
     """
     cells = [re.split(r" {2,}", html.escape(line)) for line in table.splitlines()]
     tags = ["th", *["td"] * len(cells)]
@@ -82,7 +83,8 @@ def still(picture: bytes, alt: str, sentence: str, table: str) -> str:
     body = "\n".join(f"<tr>{row}</tr>" for row in rows)
     content = base64.b64encode(picture).decode()
     image = f'<img src="data:image/png;base64,{content}" alt="{html.escape(alt)}">'
-    return f"{image}\n<p>{html.escape(sentence)}</p>\n<table>\n{body}\n</table>"
+    shown = f"{image}\n<p>{html.escape(sentence)}</p>"
+    return f"{shown}\n<table>\n{body}\n</table>" if table else shown
 
 
 def standalone(svg: str) -> str:
@@ -171,7 +173,7 @@ def page(
     lock: Collection[str] = (),
     against: str = "updates",
     tour: bool = False,
-    picture: bytes | None = None,
+    without_scripts: str | None = None,
 ) -> str:
     """The lab as one piece of HTML, which loads nothing.
 
@@ -182,7 +184,7 @@ def page(
         lock: names of controls that cannot be changed.
         against: what the accuracy is drawn against at first.
         tour: whether k moves by itself until somebody touches the page.
-        picture: what a page without scripts shows, as PNG. None: the recorded default run.
+        without_scripts: HTML that is shown where scripts do not run. None: the recorded runs.
     """
     about = recorded()
     needs = needs_kernel(e)
@@ -195,9 +197,8 @@ def page(
         "toy": toy_facts(),
     }
     return _PAGE.format(
-        still=still(
-            picture or recorded_picture(), about["sentence"], about["sentence"], about["table"]
-        ),
+        still=without_scripts
+        or still(recorded_picture(), about["sentence"], about["sentence"], about["table"]),
         css=css(),
         javascript=javascript(),
         facts=json.dumps(facts),

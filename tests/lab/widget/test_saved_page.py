@@ -42,7 +42,9 @@ def test_a_lab_of_two_weights_shows_them_instead_of_runs_that_it_never_makes(mak
     bundle = lab._repr_mimebundle_()
     assert bundle["image/png"] != saved_page.recorded_picture()
     assert bundle["text/plain"] == repr(lab)
-    assert base64.b64encode(bundle["image/png"]).decode() in bundle["text/html"]
+    page = bundle["text/html"]
+    assert base64.b64encode(bundle["image/png"]).decode() in page and "Recorded runs" not in page
+    assert f'alt="{html.escape(lab.figure.get_label())}"' in page
 
 
 def test_the_page_is_small_and_loads_nothing():
