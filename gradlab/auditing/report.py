@@ -194,7 +194,10 @@ class Audit:
         return figure(self.findings[number].bug, self.findings[number].evidence)
 
     def _remarks(self) -> list[str]:
-        skipped = [f'Skipped "{name}": {reason}.' for name, reason in self.skipped.items()]
+        names: dict[str, list[str]] = {}
+        for name, reason in self.skipped.items():
+            names.setdefault(reason, []).append(f'"{name}"')
+        skipped = [f"Skipped {', '.join(each)}: {reason}." for reason, each in names.items()]
         return [*self.notes, *skipped, TOLD]
 
     def __repr__(self) -> str:
