@@ -91,7 +91,7 @@ def _mean(gradients: Sequence, weights: Sequence | None) -> tf.Tensor | tf.Index
             tf.concat([tf.cast(g.values, compute) * w for g, w in zip(present, weights)], axis=0)
             / total
         )
-        rows, sums = _sum_rows(values, tf.concat([g.indices for g in present], axis=0))
+        rows, sums = sum_rows(values, tf.concat([g.indices for g in present], axis=0))
         return tf.IndexedSlices(tf.cast(sums, dtype), rows, present[0].dense_shape)
     stack = tf.stack(
         [tf.cast(tf.convert_to_tensor(g), compute) * w for g, w in zip(present, weights)]
@@ -99,7 +99,7 @@ def _mean(gradients: Sequence, weights: Sequence | None) -> tf.Tensor | tf.Index
     return tf.cast(tf.reduce_sum(stack, axis=0) / total, dtype)
 
 
-def _sum_rows(values: tf.Tensor, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def sum_rows(values: tf.Tensor, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Sum the values that have the same index: the different indices, and the sum for each of them.
 
     Optimizers and norms square each row, and the square of a sum is not the sum of the squares.
@@ -123,19 +123,25 @@ def divide(gradients: Sequence, weight: tf.Tensor | None, variables: Sequence) -
     """Divide sums of weighted gradients by their weight and cast each to its variable's type.
 
     Args:
-        gradients: for each variable a sum of gradients, or None, which stays None.
+        gradients: for each variable a sum of gradients, which may be a `tf.IndexedSlices`, or None,
+            which stays None.
         weight: the sum of the weights, a scalar; a weight of 0 gives gradients of 0. None: only
             cast.
         variables: the variables that the gradients belong to, in the same order.
     """
     if weight is not None:
-        gradients = [
-            s if s is None else tf.math.divide_no_nan(s, tf.cast(weight, s.dtype))
-            for s in gradients
-        ]
+        gradients = [s if s is None else _divided(s, weight) for s in gradients]
     return [
         s if s is None else tf.cast(s, variable.dtype) for s, variable in zip(gradients, variables)
     ]
+
+
+def _divided(total: tf.Tensor | tf.IndexedSlices, weight: tf.Tensor) -> Any:
+    weight = tf.cast(weight, total.dtype)
+    if isinstance(total, tf.IndexedSlices):
+        values = tf.math.divide_no_nan(total.values, weight)
+        return tf.IndexedSlices(values, total.indices, total.dense_shape)
+    return tf.math.divide_no_nan(total, weight)
 
 
 def squared_norm(gradients: Sequence, dtype: tf.DType | str) -> tf.Tensor:
@@ -144,7 +150,7 @@ def squared_norm(gradients: Sequence, dtype: tf.DType | str) -> tf.Tensor:
     halves = [tf.zeros([], dtype)]
     for gradient in gradients:
         if isinstance(gradient, tf.IndexedSlices):
-            _, gradient = _sum_rows(gradient.values, gradient.indices)
+            _, gradient = sum_rows(gradient.values, gradient.indices)
         if gradient is not None:
             halves.append(tf.nn.l2_loss(tf.cast(gradient, dtype)))
     return 2 * tf.add_n(halves)

@@ -1,7 +1,7 @@
 """The loop over a window's micro-batches inside one compiled function. All of gradlab accumulates
 with it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -9,8 +9,9 @@ import tensorflow as tf
 
 from gradlab import _checks
 from gradlab._batches import microbatches
+from gradlab._gradient_sums import gradient_sums
 from gradlab._graph_rewrites import additions_to_keep
-from gradlab.averaging import accumulation_dtype, all_finite, divide, mean_norms, squared_norm
+from gradlab.averaging import all_finite, divide, mean_norms, squared_norm
 
 
 class Microbatch(NamedTuple):
@@ -41,7 +42,7 @@ class Sums(NamedTuple):
 
     Attributes:
         gradients: for each variable the sum of share * gradient, or None if no loss depends on the
-            variable.
+            variable; for a sparse one, a `tf.IndexedSlices` with each row once.
         weight: the sum of the weights, a scalar.
         skipped: the number of micro-batches left out because they were not finite, an integer
             scalar.
@@ -128,6 +129,7 @@ def accumulate(
     *,
     record: Callable[[tf.Tensor, list], tf.Tensor] | None = None,
     accumulators: Sequence[tf.Variable] | None = None,
+    sparse: Collection[int] = (),
     loop: Loop = Loop(),
 ) -> Sums:
     """Sums the gradients of a batch, one micro-batch at a time.
@@ -162,18 +164,24 @@ def accumulate(
         record: a function (loss, gradients) -> a tensor of the loss' shape to keep for each
             micro-batch, such as their squared norm. The gradients are those of share * loss. None:
             nothing is kept.
-        accumulators: for each variable, a variable of its shape in which its gradients are summed.
-            They are set to zero first.
+        accumulators: for each variable that isn't sparse, a variable of its shape in which its
+            gradients are summed. They are set to zero first.
+        sparse: the positions of the variables of which a micro-batch looks up a few rows. The rows
+            of their gradients are kept until the window ends, instead of a sum of all rows.
         loop: the settings of the loop.
 
     Returns:
         The `Sums`.
+
+    Raises:
+        ValueError: the gradient of a sparse variable isn't a `tf.IndexedSlices`.
     """
     variables = [_tf_variable(variable) for variable in variables]
     steps, microbatch = microbatches(batch, microbatch_size, loop.axis)
     reached = [False] * len(variables)  # filled in while TensorFlow traces the loop's body
+    sums = gradient_sums(variables, loop.dtype, accumulators, sparse)
 
-    def body(step, sums, total, skipped, state, arrays):
+    def body(step, carries, total, skipped, state, arrays):
         result, gradients = _differentiate(
             forward, variables, microbatch(step), step, state, loop.weight_dtype
         )
@@ -183,12 +191,12 @@ def accumulate(
 
         def take():
             added = [
-                _add(sum_, gradient) for sum_, gradient in zip(accumulators or sums, gradients)
+                sum_.add(carry, gradient) for sum_, carry, gradient in zip(sums, carries, gradients)
             ]
-            return [] if accumulators else added, total + weight, skipped, result.state, weight
+            return added, total + weight, skipped, result.state, weight
 
         if loop.skip_nonfinite:
-            leave_out = lambda: (sums, total, skipped + 1, state, tf.zeros_like(weight))  # noqa: E731
+            leave_out = lambda: (carries, total, skipped + 1, state, tf.zeros_like(weight))  # noqa: E731
             *carry, weight = tf.cond(all_finite([result.loss, *gradients]), take, leave_out)
         else:
             *carry, weight = take()
@@ -201,27 +209,22 @@ def accumulate(
             tuple(array.write(step, value) for array, value in zip(arrays, kept)),
         )
 
-    sums = _zeros(variables, loop.dtype)
-    if accumulators:
-        for accumulator, zeros in zip(accumulators, sums):
-            accumulator.assign(zeros)
-        sums = []
     shapes = [loop.loss_shape, ()] + [loop.loss_shape] * (record is not None)
     arrays = tuple(
         tf.TensorArray(loop.weight_dtype, steps, element_shape=shape) for shape in shapes
     )
-    _, sums, total, skipped, state, arrays = tf.while_loop(
+    begin = [sum_.begin() for sum_ in sums]
+    _, carries, total, skipped, state, arrays = tf.while_loop(
         lambda step, *_: step < steps if loop.stopped is None else (step < steps) & ~loop.stopped(),
         body,
-        (tf.constant(0), sums, tf.zeros([], loop.weight_dtype), tf.constant(0), state, arrays),
+        (tf.constant(0), begin, tf.zeros([], loop.weight_dtype), tf.constant(0), state, arrays),
         parallel_iterations=loop.in_flight,
     )
-    sums = [
-        tf.convert_to_tensor(sum_) if seen else None
-        for sum_, seen in zip(accumulators or sums, reached)
+    gradients = [
+        sum_.end(carry) if seen else None for sum_, carry, seen in zip(sums, carries, reached)
     ]
     losses, weights, *records = (array.stack() for array in arrays)
-    return Sums(sums, total, skipped, losses, weights, records[0] if records else None, state)
+    return Sums(gradients, total, skipped, losses, weights, records[0] if records else None, state)
 
 
 def window_gradients(
@@ -327,38 +330,3 @@ def _tf_variable(variable) -> tf.Variable:
         if callable(getattr(variable, "value", None))
         else getattr(variable, "value", variable)
     )
-
-
-def _zeros(variables: Sequence, dtype) -> list:
-    """Zeros to which gradients are added.
-
-    They come from `Empty`: TensorFlow folds zeros of a known shape into a constant, and keeps that
-    copy allocated.
-    """
-    dtypes = [
-        tf.as_dtype(dtype) if dtype else accumulation_dtype(variable.dtype)
-        for variable in variables
-    ]
-    return [
-        tf.raw_ops.Empty(shape=v.shape, dtype=dtype, init=True)
-        for v, dtype in zip(variables, dtypes)
-    ]
-
-
-def _add(total, gradient):
-    """The sum with a gradient: a new tensor, or a variable added to in place. A sparse gradient
-    stays sparse."""
-    if gradient is None:
-        return total
-    in_place = isinstance(total, tf.Variable)
-    if isinstance(gradient, tf.IndexedSlices):
-        rows = tf.cast(gradient.values, total.dtype)
-        if in_place:
-            # Variable.scatter_add does the same, but fails for a variable with one copy on each
-            # replica.
-            return tf.raw_ops.ResourceScatterAdd(
-                resource=total.handle, indices=gradient.indices, updates=rows
-            )
-        return tf.tensor_scatter_nd_add(total, gradient.indices[:, tf.newaxis], rows)
-    gradient = tf.cast(gradient, total.dtype)
-    return total.assign_add(gradient) if in_place else total + gradient

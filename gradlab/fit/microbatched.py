@@ -5,7 +5,7 @@ import functools
 import inspect
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import keras
@@ -43,6 +43,7 @@ from gradlab.fit.program.precut import join
 from gradlab.fit.program.update import WindowUpdate
 from gradlab.fit.sizes.auto_size import AutoSize, checked_size
 from gradlab.fit.sizes.auto_steps import AutoSteps
+from gradlab.fit.variables.sparse_tables import check_sparse
 
 Model = TypeVar("Model", bound=keras.Model)
 
@@ -56,6 +57,7 @@ def microbatched(
     batch_losses: str | dict[str, str] | None = None,
     skip_nonfinite: bool = False,
     noise_scale: bool = False,
+    sparse: Sequence[keras.layers.Embedding] = (),
 ) -> Model:
     """Prepares a model to compute its batches one micro-batch at a time, with the same results.
 
@@ -122,6 +124,9 @@ def microbatched(
             logs have one entry more, "noise_scale": its value over the updates of the epoch so far,
             in examples; inf while the estimate of the true gradient's squared norm is not above 0,
             NaN before the first batch of two micro-batches or more.
+        sparse: embeddings of which a batch looks up few rows. Instead of an accumulator as large as
+            the table, the rows of the gradient that the micro-batches look up are kept until the
+            update. It gives the same results. The model must use the table for lookups alone.
 
     Returns:
         The same model. Its attributes `microbatch_size` and `in_flight` are the numbers, or None
@@ -147,9 +152,10 @@ def microbatched(
     check_batch_losses(batch_losses)
     _checks.boolean("skip_nonfinite", skip_nonfinite)
     _checks.boolean("noise_scale", noise_scale)
+    check_sparse(sparse, microbatch_size)
     check_preparable(model)
     _Steps(
-        model, microbatch_size, memory, in_flight, batch_losses, skip_nonfinite, noise_scale
+        model, microbatch_size, memory, in_flight, batch_losses, skip_nonfinite, noise_scale, sparse
     ).install()
     return model
 
@@ -170,6 +176,7 @@ class _Steps:
         batch_losses: str | dict[str, str] | None,
         skip_nonfinite: bool,
         noise_scale: bool,
+        sparse: Sequence[keras.layers.Embedding],
     ):
         self._model = model
         self._in_flight = in_flight
@@ -180,6 +187,7 @@ class _Steps:
         self._batch_losses = batch_losses
         self._skips = skip_nonfinite
         self._measures_noise = noise_scale
+        self._sparse = tuple(sparse)
         self._of_epoch: list = [Skipped()] if skip_nonfinite else []
         self._of_epoch += [EpochNoiseScale()] if noise_scale else []
         self._targets: Any = None
@@ -274,6 +282,7 @@ class _Steps:
             norms=self._measures_noise,
             check_plan=check_noise if self._measures_noise else None,
             with_metrics=True,
+            sparse=self._sparse,
             updates_started=None if self._auto is None else self._auto.updates_started,
         )
         self._evaluation = WindowEvaluation(model, evaluation, size, self._forward_in_flight, jit)

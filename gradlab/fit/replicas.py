@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from gradlab._batches import examples_of, map_tensors, rows_of, tensors_of
+from gradlab.averaging import sum_rows
 from gradlab.fit import keras_private as internals
 
 
@@ -31,11 +32,11 @@ def rows_of_replica(window: Any, replicas: tf.Tensor) -> Any:
 
 def sum_over_replicas(tensors: Any) -> Any:
     """The sums of a nest of tensors over the replicas, with one all-reduce for all of them; None
-    stays None."""
+    stays None. Rows (`tf.IndexedSlices`) are gathered, and summed where they are the same."""
     context = tf.distribute.get_replica_context()
     if context.num_replicas_in_sync == 1:
         return tensors
-    flat = tensors_of(tensors)
+    flat = [one for one in tensors_of(tensors) if not isinstance(one, tf.IndexedSlices)]
     dtype = tf.float64 if any(tensor.dtype == tf.float64 for tensor in flat) else tf.float32
     packed = tf.concat([tf.reshape(tf.cast(tensor, dtype), [-1]) for tensor in flat], axis=0)
     pieces = tf.split(
@@ -45,7 +46,16 @@ def sum_over_replicas(tensors: Any) -> Any:
         tf.cast(tf.reshape(piece, tensor.shape), tensor.dtype)
         for piece, tensor in zip(pieces, flat)
     )
-    return map_tensors(lambda tensor: next(sums), tensors)
+    return map_tensors(
+        lambda one: _sum_of_rows(one) if isinstance(one, tf.IndexedSlices) else next(sums), tensors
+    )
+
+
+def _sum_of_rows(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    context = tf.distribute.get_replica_context()
+    values = context.all_gather(slices.values, axis=0)
+    numbers, sums = sum_rows(values, context.all_gather(slices.indices, axis=0))
+    return tf.IndexedSlices(sums, numbers, slices.dense_shape)
 
 
 def replicas_here(strategy: tf.distribute.Strategy) -> int:

@@ -70,7 +70,7 @@ DOORS = [
     (lambda **changed: gradlab.microbatched(model(), **{"microbatch_size": 4} | changed), {
         "microbatch_size": NO_NUMBERS, "in_flight": NO_NUMBERS, "batch_losses": NO_FUNCTIONS,
         "memory": [-1, "no", float("nan")], "skip_nonfinite": NO_NUMBERS,
-        "noise_scale": NO_NUMBERS,
+        "noise_scale": NO_NUMBERS, "sparse": [None, "no", 1, [1], keras.layers.Embedding(4, 2), [model()]],
     }),
     (trainer, {
         "model": NO_NUMBERS, "optimizer": NO_NUMBERS, "loss": NO_FUNCTIONS, "microbatch_size": NO_NUMBERS,

@@ -3,7 +3,7 @@ are built on it."""
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -18,6 +18,7 @@ from gradlab.fit.program.plan import ASSIGNED_WARNING, Plan
 from gradlab.fit.program.window_program import WindowProgram, WindowSums
 from gradlab.fit.replicas import apply_gradients, sum_over_replicas
 from gradlab.fit.variables import batch_norm
+from gradlab.fit.variables.sparse_tables import positions_of_tables
 from gradlab.window import Loop
 
 
@@ -77,6 +78,7 @@ class WindowUpdate:
         jit: whether to compile each micro-batch's forward and backward pass with XLA.
         norms: whether to compute the norms of the micro-batches' gradients.
         with_metrics: whether to update the model's metrics.
+        sparse: the embeddings whose gradients are kept as rows, not summed in an accumulator.
         updates_started: a variable to which 1 is added before anything is applied or assigned, or None.
         check_plan: a function that raises ValueError for a `Plan` that must not be, or None.
 
@@ -97,6 +99,7 @@ class WindowUpdate:
         jit: bool = False,
         norms: bool = True,
         with_metrics: bool = False,
+        sparse: Sequence[keras.layers.Embedding] = (),
         updates_started: tf.Variable | None = None,
         check_plan: Callable[[Plan], None] | None = None,
     ):
@@ -104,6 +107,7 @@ class WindowUpdate:
         self.optimizer = optimizer
         self.objective = objective
         self._norms = norms
+        self._sparse = sparse
         self._updates_started = updates_started
         self._check_plan = check_plan
         self._dtype = accumulation_dtype(keras.config.floatx())
@@ -144,6 +148,8 @@ class WindowUpdate:
         """
         self._program.build()
         variables = self._trained()
+        sparse = positions_of_tables(self._sparse, variables)
+        variables = [variable for i, variable in enumerate(variables) if i not in sparse]
         dtypes = [
             tf.as_dtype(self._loop.dtype or accumulation_dtype(variable.dtype))
             for variable in variables
@@ -246,6 +252,7 @@ class WindowUpdate:
             scale=scale,
             record=record if self._norms else None,
             accumulators=self._accumulators,
+            sparse=positions_of_tables(self._sparse, variables),
         )
         return window, scale
 

@@ -1,7 +1,7 @@
 """A Keras model over a window, micro-batch by micro-batch: what training and evaluation share."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -193,6 +193,7 @@ class WindowProgram:
         scale: tf.Tensor | float = 1.0,
         record: Callable | None = None,
         accumulators: list | None = None,
+        sparse: Collection[int] = (),
     ) -> WindowSums:
         """Computes one window, and applies nothing of it, so it can be computed again. It assigns
         the sums of gradients in `accumulators`; and a model that assigns variables at once does so.
@@ -203,7 +204,7 @@ class WindowProgram:
             variables: the variables to differentiate with respect to.
             cut: where the window is cut, if microbatch_size is "given".
             scale: the factor of the loss while it is differentiated.
-            record, accumulators: as for `gradlab.window.accumulate`.
+            record, accumulators, sparse: as for `gradlab.window.accumulate`.
         """
         check_stateless(self._model)
         self.build()
@@ -253,6 +254,7 @@ class WindowProgram:
             (begin, collector.begin(steps_of(examples, size))),
             record=record,
             accumulators=accumulators,
+            sparse=sparse,
             loop=dataclasses.replace(self._loop, in_flight=count),
         )
         carry, arrays = sums.state
