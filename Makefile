@@ -162,11 +162,16 @@ endef
 	$(call environment,.venv-lowest,requirements-lowest.txt)
 	@touch .venv-lowest/ready
 
-# What users will have next. The pins of pyproject.toml do not hold here, and nightly builds of Keras take its place.
-.venv-next/ready: requirements-lowest.txt pyproject.toml
+# What users will have next, on Python 3.14, too. The pins of pyproject.toml do not hold here, and nightly builds of Keras
+# take its place.
+.venv-next/ready: pyproject.toml
 	@echo "gradlab: making .venv-next and installing the newest pre-releases of TensorFlow and Keras (about 2 GB)."
-	$(call environment,.venv-next,requirements-lowest.txt)
-	@.venv-next/bin/python -m uv pip install --quiet --prerelease allow --upgrade tensorflow numpy pytest hypothesis scipy
+	@rm -rf .venv-next && $(PYTHON) -m venv .venv-next
+	@.venv-next/bin/python -m pip install --quiet --disable-pip-version-check uv
+	@.venv-next/bin/python -m uv pip install --quiet --prerelease allow tensorflow numpy lazy-loader \
+	    pytest pytest-timeout pytest-xdist hypothesis scipy setuptools
+	@.venv-next/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+	    --ignore-requires-python --editable .
 	@# Both packages have the folder keras/, and a pre-release of TensorFlow brings the nightly one.
 	@.venv-next/bin/python -m uv pip uninstall --quiet keras keras-nightly
 	@.venv-next/bin/python -m uv pip install --quiet --prerelease allow --no-deps keras-nightly

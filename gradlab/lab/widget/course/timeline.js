@@ -118,7 +118,7 @@ function describe(/** @type {Times} */ times, /** @type {Task[]} */ tasks, pipel
   const layers = !pipeline || p === 1 ? "all layers" : `1/${p} of the layers`;
   const where = pipeline ? `device ${held.indexOf(most) + 1}` : "each device";
   const count = (number) => `${number} micro-batch${number > 1 ? "es" : ""}`;
-  const percent = (share) => `${(100 * share).toFixed(1)} %`;
+  const percent = (share) => `${(100 * share).toFixed(1)}%`;
   const [formula, value] = expected(times, pipeline);
   const words = facts.names[name];
   return [

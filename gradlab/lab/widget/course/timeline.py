@@ -68,7 +68,7 @@ class Timeline:
         >>> print(Timeline("1f1b", devices=4, microbatches=8).words)
         Pipeline, 1F1B: p = 4, m = 8.
         Time of an update: 0.825 s for 8 micro-batches (9.7 a second).
-        Time in which devices compute nothing: 27.3 %. Formula: (p - 1) / (m + p - 1): 27.3 %.
+        Time in which devices compute nothing: 27.3%. Formula: (p - 1) / (m + p - 1): 27.3%.
         Activations held at most: 4 micro-batches, of 1/4 of the layers (device 1).
     """
 
@@ -172,8 +172,8 @@ def compare(timelines: Mapping[str, Timeline]) -> Drawing:
     """
     made = {title: timeline.schedule for title, timeline in timelines.items()}
     words = "\n".join(
-        f"{title}: {each.seconds:.3g} s. Devices compute nothing for {100 * each.idle_share:.1f} "
-        "% of the time.\n"
+        f"{title}: {each.seconds:.3g} s. Devices compute nothing for {100 * each.idle_share:.1f}% "
+        "of the time.\n"
         f"{orders(each)}"
         for title, each in made.items()
     )
@@ -210,8 +210,8 @@ def describe(update: Schedule, formula: str, value: float) -> str:
         f"{NAMES[update.name][0].upper()}{NAMES[update.name][1:]}: p = {p}, m = {m}.\n"
         f"Time of an update: {update.seconds:.3g} s for {_count(total)} "
         f"({total / update.seconds:.1f} a second).\n"
-        f"Time in which devices compute nothing: {100 * update.idle_share:.1f} %. Formula: "
-        f"{formula}: {100 * value:.1f} %.\n"
+        f"Time in which devices compute nothing: {100 * update.idle_share:.1f}%. Formula: "
+        f"{formula}: {100 * value:.1f}%.\n"
         f"Activations held at most: {_count(update.held(held))}, of {layers} ({where})."
     )
 

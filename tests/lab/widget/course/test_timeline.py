@@ -235,14 +235,14 @@ def test_the_controls_redraw_and_have_labels():
     timeline = Timeline("window", devices=4, microbatches=4, megabytes=400, gigabits=10)
     assert "Time of an update: 1.68 s for 16 micro-batches" in timeline.words
     assert (
-        "28.6 %. Formula: a / (m (f + b) + a) with an all-reduce of a = 0.48 s: 28.6 %"
+        "28.6%. Formula: a / (m (f + b) + a) with an all-reduce of a = 0.48 s: 28.6%"
         in timeline.words
     )
     drawing, words = timeline._drawing.value, timeline._words.value
     timeline.controls["schedule"].value = "gpipe"
     timeline.controls["microbatches"].value = 8
     assert timeline._drawing.value != drawing and timeline._words.value != words
-    assert "27.3 %. Formula: (p - 1) / (m + p - 1): 27.3 %" in timeline.words
+    assert "27.3%. Formula: (p - 1) / (m + p - 1): 27.3%" in timeline.words
     assert "8 micro-batches, of 1/4 of the layers (device 1)" in timeline.words
     assert timeline.controls["gigabits"].disabled and timeline.controls["megabytes"].disabled
     timeline.controls["schedule"].value = "each"
