@@ -257,7 +257,7 @@ def test_extreme_settings_are_drawn(name):
     for p, m in ((1, 1), (1, 64), (16, 1), (16, 64)):
         timeline = Timeline(name, p, m, backward=0.5, megabytes=10_000, gigabits=1)
         svg(timeline._repr_mimebundle_()["text/html"])
-        said = re.findall(r"([\d.]+) %", timeline.words)
+        said = re.findall(r"([\d.]+)%", timeline.words)
         assert len(said) == 2 and said[0] == said[1]
         assert timeline.controls["megabytes"].value == 10_000
 
