@@ -81,8 +81,9 @@ test-lowest: .venv-lowest/ready
 
 test-versions: ; @$(MAKE) --no-print-directory test-lowest CHOICE= LOWEST="$(VERSION_TESTS)"
 
+# New versions warn of what they will change.
 test-next: .venv-next/ready
-	.venv-next/bin/python $(PYTEST) $(CHOICE) $(HELPER_TESTS)
+	.venv-next/bin/python $(PYTEST) --override-ini filterwarnings= $(CHOICE) $(HELPER_TESTS)
 
 # Deno is a linter, formatter and type checker for the lab's JavaScript; its settings are in deno.json.
 DENO := DENO_NO_UPDATE_CHECK=1 .venv/bin/deno

@@ -66,9 +66,9 @@ def examine() -> list[Finding]:
 
 
 def _python() -> str:
-    if not (3, 11) <= sys.version_info[:2] <= (3, 13):
+    if not (3, 11) <= sys.version_info[:2] <= (3, 14):
         raise Fault(
-            platform.python_version(), "use Python 3.11 to 3.13: make lab PYTHON=python3.13"
+            platform.python_version(), "use Python 3.11 to 3.14: make lab PYTHON=python3.13"
         )
     return platform.python_version()
 
