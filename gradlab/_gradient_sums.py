@@ -96,7 +96,7 @@ class Rows:
         self._dtype = dtype
 
     def begin(self) -> tuple[tf.TensorArray, tf.TensorArray]:
-        """No rows, and no numbers of rows. Each micro-batch may have as many as it has."""
+        """Empty arrays of rows and of their numbers. A micro-batch adds as many as it looks up."""
         shape = [None, *self._variable.shape[1:]]
         return (
             tf.TensorArray(self._dtype, 0, True, infer_shape=False, element_shape=shape),

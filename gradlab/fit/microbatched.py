@@ -43,7 +43,7 @@ from gradlab.fit.program.precut import join
 from gradlab.fit.program.update import WindowUpdate
 from gradlab.fit.sizes.auto_size import AutoSize, checked_size
 from gradlab.fit.sizes.auto_steps import AutoSteps
-from gradlab.fit.variables.sparse_tables import check_sparse
+from gradlab.fit.variables.sparse_tables import checked_sparse
 
 Model = TypeVar("Model", bound=keras.Model)
 
@@ -124,9 +124,9 @@ def microbatched(
             logs have one entry more, "noise_scale": its value over the updates of the epoch so far,
             in examples; inf while the estimate of the true gradient's squared norm is not above 0,
             NaN before the first batch of two micro-batches or more.
-        sparse: embeddings of which a batch looks up few rows. Instead of an accumulator as large as
-            the table, the rows of the gradient that the micro-batches look up are kept until the
-            update. It gives the same results. The model must use the table for lookups alone.
+        sparse: embeddings whose tables have many more rows than a batch has lookups. Instead of an
+            accumulator as large as the table, a row of the gradient is kept for each lookup until
+            the update, whose result is the same. The table must only be looked up.
 
     Returns:
         The same model. Its attributes `microbatch_size` and `in_flight` are the numbers, or None
@@ -152,7 +152,7 @@ def microbatched(
     check_batch_losses(batch_losses)
     _checks.boolean("skip_nonfinite", skip_nonfinite)
     _checks.boolean("noise_scale", noise_scale)
-    check_sparse(sparse, microbatch_size)
+    sparse = checked_sparse(sparse, microbatch_size)
     check_preparable(model)
     _Steps(
         model, microbatch_size, memory, in_flight, batch_losses, skip_nonfinite, noise_scale, sparse
@@ -187,7 +187,7 @@ class _Steps:
         self._batch_losses = batch_losses
         self._skips = skip_nonfinite
         self._measures_noise = noise_scale
-        self._sparse = tuple(sparse)
+        self._sparse = sparse
         self._of_epoch: list = [Skipped()] if skip_nonfinite else []
         self._of_epoch += [EpochNoiseScale()] if noise_scale else []
         self._targets: Any = None

@@ -1,17 +1,17 @@
 """Print by how many MiB an epoch with a large embedding raises the peak memory of this process:
-python embedding_worker.py fit|rows|table [OPTIMIZER]"""
+python embedding_worker.py fit|rows|table THREADS [OPTIMIZER]"""
 
 import sys
 
 import gradlab
 
-gradlab.setup(threads=1)
+gradlab.setup(threads=int(sys.argv[2]))
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
 
 from gradlab.measure.memory import MEBIBYTE, PeakMemory  # noqa: E402
 
-kind, optimizer = sys.argv[1], (sys.argv[2:] or ["sgd"])[0]
+kind, optimizer = sys.argv[1], (sys.argv[3:] or ["sgd"])[0]
 ROWS = 1_000_000
 rng = np.random.default_rng(0)
 ids = rng.integers(0, ROWS, [256, 4])

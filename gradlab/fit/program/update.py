@@ -18,7 +18,7 @@ from gradlab.fit.program.plan import ASSIGNED_WARNING, Plan
 from gradlab.fit.program.window_program import WindowProgram, WindowSums
 from gradlab.fit.replicas import apply_gradients, sum_over_replicas
 from gradlab.fit.variables import batch_norm
-from gradlab.fit.variables.sparse_tables import positions_of_tables
+from gradlab.fit.variables.sparse_tables import check_still_rows, positions_of_tables
 from gradlab.window import Loop
 
 
@@ -148,7 +148,7 @@ class WindowUpdate:
         """
         self._program.build()
         variables = self._trained()
-        sparse = positions_of_tables(self._sparse, variables)
+        sparse = positions_of_tables(self.model, self._sparse, variables)
         variables = [variable for i, variable in enumerate(variables) if i not in sparse]
         dtypes = [
             tf.as_dtype(self._loop.dtype or accumulation_dtype(variable.dtype))
@@ -252,7 +252,7 @@ class WindowUpdate:
             scale=scale,
             record=record if self._norms else None,
             accumulators=self._accumulators,
-            sparse=positions_of_tables(self._sparse, variables),
+            sparse=positions_of_tables(self.model, self._sparse, variables),
         )
         return window, scale
 
@@ -361,6 +361,7 @@ def _with_regularization(
     gradients = list(gradients)
     for i, gradient in enumerate(own):
         if gradient is not None:
+            check_still_rows(gradients[i], variables[i], "a regularizer")
             gradients[i] = gradient if gradients[i] is None else gradients[i] + gradient
     return loss, gradients
 

@@ -264,7 +264,7 @@ class WindowProgram:
         for i, loss in zip(plan.whole, losses):
             results["losses"][i] = tf.cast(loss, dtype) / replicas, tf.ones([], dtype)
         weights = [plan.loss_weights[i] for i in plan.whole]
-        gradients = with_own(sums.gradients, between.own_gradients, weights)
+        gradients = with_own(sums.gradients, between.own_gradients, weights, variables)
         sums = Sums(gradients, *sums[1:])
         return WindowSums(
             plan=plan,

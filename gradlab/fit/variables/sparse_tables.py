@@ -4,46 +4,75 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from gradlab import _checks
+from gradlab.averaging import variable_name
+from gradlab.fit import keras_private as internals
 
 
-def check_sparse(sparse: Any, microbatch_size: int | str) -> None:
-    """Raises ValueError unless it is a sequence of embeddings, whose micro-batches have a size."""
+def checked_sparse(sparse: Any, microbatch_size: int | str) -> tuple[keras.layers.Embedding, ...]:
+    """The embeddings, of which there may be none.
+
+    Raises:
+        ValueError: something else, or embeddings with micro-batches of an automatic size.
+    """
     _checks.sequence("sparse", sparse, "embeddings")
-    for layer in sparse:
+    layers = tuple(sparse)
+    for layer in layers:
         if not isinstance(layer, keras.layers.Embedding):
             raise ValueError(
                 f"sparse must be a list of keras.layers.Embedding. Received: {layer!r} in it"
             )
-    if sparse and microbatch_size == "auto":
+    if layers and microbatch_size == "auto":
         raise ValueError(
-            "microbatch_size must be a number with sparse embeddings, whose memory gradlab doesn't "
-            'plan. Received: "auto"'
+            'microbatch_size must be a number or "given" with sparse embeddings, whose memory '
+            'gradlab doesn\'t plan. Received: "auto"'
+        )
+    return layers
+
+
+def check_still_rows(gradient: Any, variable: Any, of: str) -> None:
+    """Raises ValueError for a gradient of rows to which one of all rows is to be added.
+
+    Args:
+        gradient: that of the loss of the micro-batches.
+        variable: the variable that it belongs to.
+        of: what depends on the variable, too.
+    """
+    if isinstance(gradient, tf.IndexedSlices):
+        raise ValueError(
+            f"The table of an embedding in sparse must only be looked up. Received: {of} that "
+            f"reads {variable_name(variable)}"
         )
 
 
-def positions_of_tables(layers: Sequence[keras.layers.Embedding], variables: Sequence) -> list[int]:
-    """The positions of the tables of embeddings among the variables that are trained.
+def positions_of_tables(
+    model: keras.Model, layers: Sequence[keras.layers.Embedding], variables: Sequence
+) -> list[int]:
+    """The positions of the tables of embeddings among the variables that are trained. A frozen
+    table has none.
 
     Args:
+        model: the model, built.
         layers: the embeddings.
         variables: the trained variables of Keras.
 
     Raises:
-        ValueError: a layer trains something else than one table of the model, or regularizes it.
+        ValueError: a layer isn't one of the model, trains more than its table, or regularizes it.
     """
     found = []
     for layer in layers:
-        trained = {id(variable) for variable in layer.trainable_variables}
-        positions = [i for i, variable in enumerate(variables) if id(variable) in trained]
-        if len(trained) != 1 or len(positions) != 1:
+        if not any(layer is one for one in internals.layers_of(model)):
+            raise ValueError(f"sparse must be layers of the model. Received: {layer.name}")
+        own = {id(variable) for variable in layer.variables}
+        positions = [i for i, variable in enumerate(variables) if id(variable) in own]
+        if len(positions) > 1:
             raise ValueError(
-                "An embedding in sparse must be a layer of the model of which the table is "
-                f"trained, and nothing else. Received: {layer.name}, of which {len(positions)} "
-                "variables are trained here"
+                "An embedding in sparse must train its table and nothing else. Received: "
+                f"{layer.name}, of which {len(positions)} variables are trained"
             )
-        if variables[positions[0]].regularizer is not None:
+        if any(variables[i].regularizer is not None for i in positions):
             raise ValueError(
                 "An embedding in sparse must not have a regularizer, whose gradient has all rows. "
                 f"Received: {layer.name}"
