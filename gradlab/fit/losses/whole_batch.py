@@ -18,7 +18,6 @@ from gradlab._batches import map_tensors, tensors_of, times
 from gradlab._traced_graphs import stateful_draws
 from gradlab.averaging import accumulation_dtype
 from gradlab.fit import keras_private as internals
-from gradlab.fit.variables.sparse_tables import check_still_rows
 
 
 @keras.saving.register_keras_serializable("gradlab")
@@ -296,7 +295,7 @@ def differentiable(whole: BatchLossInputs, prediction_gradients: list) -> tf.Ten
     )
 
 
-def with_own(sums: list, own_gradients: Sequence, loss_weights: list, variables: Sequence) -> list:
+def with_own(sums: list, own_gradients: Sequence, loss_weights: list) -> list:
     """The sums of gradients, plus those of the variables that the losses read themselves.
 
     Args:
@@ -304,14 +303,12 @@ def with_own(sums: list, own_gradients: Sequence, loss_weights: list, variables:
         own_gradients: for each loss those of `batch_loss_gradients`, which are the same on all
             replicas.
         loss_weights: the factor of each loss.
-        variables: the variables, in the order of the sums.
     """
     sums = list(sums)
     replicas = tf.distribute.get_replica_context().num_replicas_in_sync
     for gradients, loss_weight in zip(own_gradients, loss_weights):
         for i, gradient in enumerate(gradients):
             if gradient is not None:
-                check_still_rows(sums[i], variables[i], "a loss over the whole batch")
                 gradient = tf.convert_to_tensor(gradient)
                 part = times(gradient, loss_weight) / replicas
                 sums[i] = part if sums[i] is None else sums[i] + tf.cast(part, sums[i].dtype)

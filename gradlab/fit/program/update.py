@@ -358,10 +358,10 @@ def _with_regularization(
         scaled = loss * tf.cast(scale, loss.dtype)
     # A regularizer may read other variables
     own = tape.gradient(scaled, [variable.value for variable in variables])
+    check_still_rows(gradients, own, variables, "a regularizer")
     gradients = list(gradients)
     for i, gradient in enumerate(own):
         if gradient is not None:
-            check_still_rows(gradients[i], variables[i], "a regularizer")
             gradients[i] = gradient if gradients[i] is None else gradients[i] + gradient
     return loss, gradients
 

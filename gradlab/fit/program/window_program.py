@@ -33,6 +33,7 @@ from gradlab.fit.program.window_accumulators import (
     Logs,
     LossSums,
 )
+from gradlab.fit.variables.sparse_tables import check_still_rows
 from gradlab.window import Loop, Microbatch, Sums, accumulate
 
 
@@ -264,7 +265,9 @@ class WindowProgram:
         for i, loss in zip(plan.whole, losses):
             results["losses"][i] = tf.cast(loss, dtype) / replicas, tf.ones([], dtype)
         weights = [plan.loss_weights[i] for i in plan.whole]
-        gradients = with_own(sums.gradients, between.own_gradients, weights, variables)
+        for own in between.own_gradients:
+            check_still_rows(sums.gradients, own, variables, "a loss over the whole batch")
+        gradients = with_own(sums.gradients, between.own_gradients, weights)
         sums = Sums(gradients, *sums[1:])
         return WindowSums(
             plan=plan,

@@ -32,19 +32,21 @@ def checked_sparse(sparse: Any, microbatch_size: int | str) -> tuple[keras.layer
     return layers
 
 
-def check_still_rows(gradient: Any, variable: Any, of: str) -> None:
-    """Raises ValueError for a gradient of rows to which one of all rows is to be added.
+def check_still_rows(gradients: Sequence, more: Sequence, variables: Sequence, of: str) -> None:
+    """Raises ValueError for gradients of rows to which others, of all rows, are to be added.
 
     Args:
-        gradient: that of the loss of the micro-batches.
-        variable: the variable that it belongs to.
-        of: what depends on the variable, too.
+        gradients: for each variable that of the micro-batches, or None.
+        more: for each variable the gradient of something else, or None.
+        variables: the variables.
+        of: what that is.
     """
-    if isinstance(gradient, tf.IndexedSlices):
-        raise ValueError(
-            f"The table of an embedding in sparse must only be looked up. Received: {of} that "
-            f"reads {variable_name(variable)}"
-        )
+    for gradient, other, variable in zip(gradients, more, variables):
+        if isinstance(gradient, tf.IndexedSlices) and other is not None:
+            raise ValueError(
+                f"The table of an embedding in sparse must only be looked up. Received: {of} that "
+                f"reads {variable_name(variable)}"
+            )
 
 
 def positions_of_tables(
