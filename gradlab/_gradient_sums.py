@@ -40,7 +40,10 @@ class Carried:
         if isinstance(gradient, tf.IndexedSlices):
             rows = tf.cast(gradient.values, total.dtype)
             return tf.tensor_scatter_nd_add(total, gradient.indices[:, tf.newaxis], rows)
-        return total + tf.cast(gradient, total.dtype)
+        added = total + tf.cast(gradient, total.dtype)
+        # A dimension of 1 and one that TensorFlow doesn't know make one that it doesn't know
+        added.set_shape(total.shape)
+        return added
 
     def end(self, total: tf.Tensor) -> tf.Tensor:
         """The sum."""

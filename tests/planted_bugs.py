@@ -274,8 +274,8 @@ BUGS = (
     Bug(
         "clipped_per_microbatch",
         "gradlab/_gradient_sums.py",
-        "return total + tf.cast(gradient, total.dtype)\n",
-        "return total + tf.clip_by_norm(tf.cast(gradient, total.dtype), 1.0)\n",
+        "added = total + tf.cast(gradient, total.dtype)\n",
+        "added = total + tf.clip_by_norm(tf.cast(gradient, total.dtype), 1.0)\n",
         ("tests/test_window.py",),
     ),
     Bug(

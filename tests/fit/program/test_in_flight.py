@@ -266,3 +266,16 @@ def test_memory_that_is_left_and_the_limit_of_a_container(monkeypatch, tmp_path)
     assert runtime.available_memory() > 2**20
     (tmp_path / "memory.max").write_text("1000\n")
     assert runtime.available_memory() == 300
+
+
+def test_weights_whose_gradient_has_a_dimension_that_tensorflow_does_not_know():
+    """A dense layer over steps of one feature: its kernel has the shape (1, units)."""
+
+    def over_steps():
+        keras.utils.set_random_seed(0)
+        steps = [keras.layers.Reshape([6, 1]), keras.layers.Dense(4), keras.layers.Flatten()]
+        return keras.Sequential([keras.Input([6]), *steps, keras.layers.Dense(3)])
+
+    one, two = (fitted(build=over_steps, in_flight=count).get_weights() for count in (1, 2))
+    for weights, others in zip(one, two, strict=True):
+        np.testing.assert_array_equal(weights, others)
