@@ -18,6 +18,7 @@ from large_batch import FAMILIES, OPTIMIZERS
 import gradlab
 from gradlab import window
 from gradlab._batches import examples_of, map_tensors
+from gradlab._gradient_sums import Carried
 from gradlab.fit.losses import term
 from gradlab.fit.program import plan, update, window_program
 
@@ -453,12 +454,12 @@ def tail_dropped(right):
 
 
 def not_set_to_zero(right):
-    return lambda *args: [0.01 + zero for zero in right(*args)]
+    return lambda carried: 0.01 + right(carried)
 
 
 def clipped_one_by_one(right):
-    return lambda total, gradient: right(
-        total, tf.clip_by_norm(tf.convert_to_tensor(gradient), 0.01)
+    return lambda carried, total, gradient: right(
+        carried, total, tf.clip_by_norm(tf.convert_to_tensor(gradient), 0.01)
     )
 
 
@@ -480,8 +481,8 @@ PLANTED = {
     sum_for_mean: (window_program, "accumulate"),
     counted_alike: (plan.Plan, "weight"),
     tail_dropped: (window, "microbatches"),
-    not_set_to_zero: (window, "_zeros"),
-    clipped_one_by_one: (window, "_add"),
+    not_set_to_zero: (Carried, "begin"),
+    clipped_one_by_one: (Carried, "add"),
     regularized_twice: (update, "_with_regularization"),
     scheduled_one_by_one: (update, "apply_gradients"),
 }
