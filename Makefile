@@ -1,4 +1,5 @@
-# gradlab: `make lab` opens the notebooks, `make test` proves the rest. Both build .venv when it is missing or stale.
+# gradlab: `make lab` opens the notebooks, `make test` proves the rest. Both build .venv when it is missing or stale:
+# .venv/ready is what the lab needs, .venv/dev what tests, documentation and development need as well.
 PYTHON  ?= python3
 PORT    ?= 8888
 BROWSER ?= yes
@@ -49,16 +50,16 @@ app: .venv/ready
 PYTEST := -m pytest --numprocesses $(WORKERS) --no-loadscope-reorder
 NBVAL  := --nbval --nbval-sanitize-with tests/nbval_sanitize.cfg
 
-test: .venv/ready
+test: .venv/dev
 	.venv/bin/python $(PYTEST) -m "not slow" $(NBVAL) tests notebooks/*.ipynb notebooks/app gradlab
 
-test-changed: .venv/ready
+test-changed: .venv/dev
 	.venv/bin/python tests/support/changed.py
 
-test-slow: .venv/ready
+test-slow: .venv/dev
 	.venv/bin/python $(PYTEST) -m slow $(NBVAL) tests notebooks/*.ipynb notebooks/app
 
-test-keras: .venv/ready
+test-keras: .venv/dev
 	.venv/bin/python tests/keras_suite/suite.py
 
 # Only the helper has this range of versions; the lab runs on the versions of requirements.txt. Other tests of the helper
@@ -66,7 +67,7 @@ test-keras: .venv/ready
 HELPER_TESTS := $(foreach name,averaging accumulator batch_ramp chunked window static_graph runtime,tests/test_$(name).py) \
     tests/fit tests/measure tests/drawing tests/lab/experiments/test_methods.py
 
-test-helper: .venv/ready
+test-helper: .venv/dev
 	.venv/bin/python $(PYTEST) $(CHOICE) $(HELPER_TESTS)
 
 # What other versions of Keras and TensorFlow would break first: their private parts, and the update of each kind of model.
@@ -89,56 +90,64 @@ test-next: .venv-next/ready
 DENO := DENO_NO_UPDATE_CHECK=1 .venv/bin/deno
 JAVASCRIPT := $(wildcard gradlab/lab/widget/*.js gradlab/lab/widget/*/*.js)
 
-style: .venv/ready
+style: .venv/dev
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	$(DENO) lint --quiet $(JAVASCRIPT)
 	$(DENO) fmt --check --quiet $(JAVASCRIPT)
 
-types: .venv/ready
+types: .venv/dev
 	.venv/bin/mypy
 	$(DENO) check --quiet $(JAVASCRIPT)
 
-bench: .venv/ready
+bench: .venv/dev
 	.venv/bin/python -m benchmarks --write
 
 SPHINX := -m sphinx --fail-on-warning --keep-going --quiet
 
-docs: .venv/ready
+docs: .venv/dev
 	.venv/bin/python $(SPHINX) -b html docs docs/_build/html
 	@echo "gradlab: the site is in docs/_build/html/index.html"
 
-linkcheck: .venv/ready
+linkcheck: .venv/dev
 	.venv/bin/python $(SPHINX) -b linkcheck docs docs/_build/linkcheck
 
 # The metadata "jupyter" and "tags" of a cell say whether JupyterLab and the site fold its source.
 NOTEBOOKS ?= $(wildcard notebooks/*.ipynb notebooks/*/*.ipynb)
 
-notebooks: .venv/ready
+notebooks: .venv/dev
 	.venv/bin/python -m jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.store_widget_state=False \
 	    --ClearMetadataPreprocessor.enabled=True --ClearMetadataPreprocessor.clear_notebook_metadata=False \
 	    --ClearMetadataPreprocessor.preserve_cell_metadata_mask=jupyter \
 	    --ClearMetadataPreprocessor.preserve_cell_metadata_mask=tags $(NOTEBOOKS)
 	.venv/bin/python tests/support/draw_diagrams.py $(NOTEBOOKS)
 
-lock: .venv/ready
-	.venv/bin/uv pip compile --universal --python-version 3.11 --generate-hashes --extra lab --extra app --extra cluster --extra docs --extra dev --upgrade \
-	    --no-emit-index-url --custom-compile-command "make lock" --quiet --output-file requirements.txt pyproject.toml
-	.venv/bin/uv pip compile --universal --python-version 3.11 --generate-hashes --extra test --resolution lowest-direct --upgrade \
-	    --no-emit-index-url --custom-compile-command "make lock" --quiet --output-file requirements-lowest.txt pyproject.toml
+# The lab's lock is a part of the whole one, with setuptools, which installs gradlab itself, and uv, which installs the rest.
+LOCK := .venv/bin/uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --upgrade --quiet \
+    --no-emit-index-url --custom-compile-command "make lock"
+LAB  := --extra lab --extra app --extra cluster
+
+lock: .venv/dev
+	$(LOCK) $(LAB) --extra docs --extra dev --output-file requirements-dev.txt
+	printf 'setuptools\nuv\n' | $(LOCK) - $(LAB) --constraint requirements-dev.txt --output-file requirements.txt
+	$(LOCK) --extra test --resolution lowest-direct --output-file requirements-lowest.txt
 
 clean:
 	rm -rf .venv .venv-lowest .venv-next
 
-# An environment of the packages of a lock file. uv installs them faster than pip. It does not read pip's
-# configuration, so where uv cannot install, pip does.
+# uv installs packages faster than pip. It does not read pip's configuration, so where uv cannot install, pip does.
+# $(1) is the environment, $(2) the lock file, $(3) an option of uv.
+define packages
+	@$(1)/bin/python -m uv pip install --quiet --require-hashes -r $(2) $(3) || { \
+	    echo "gradlab: uv could not install the packages; trying pip."; \
+	    $(1)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(2); }
+endef
+
 define environment
 	@rm -rf $(1) && $(PYTHON) -m venv $(1)
 	@sed -n '/^uv==/,/[^\\]$$/p' requirements.txt > $(1)/uv.txt
 	@$(1)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(1)/uv.txt
-	@$(1)/bin/python -m uv pip install --quiet --require-hashes -r $(2) $(3) || { \
-	    echo "gradlab: uv could not install the packages; trying pip."; \
-	    $(1)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(2); }
+	$(call packages,$(1),$(2),$(3))
 	@$(1)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 endef
 
@@ -157,6 +166,11 @@ endef
 	    > .venv/share/jupyter/lab/settings/overrides.json
 	@touch .venv/ready
 	@echo "gradlab: ready."
+
+.venv/dev: .venv/ready requirements-dev.txt
+	@echo "gradlab: adding what tests, documentation and development need (once)."
+	$(call packages,.venv,requirements-dev.txt,--compile-bytecode)
+	@touch .venv/dev
 
 .venv-lowest/ready: requirements-lowest.txt pyproject.toml
 	@echo "gradlab: making .venv-lowest and installing the lowest supported TensorFlow and Keras (about 2 GB)."

@@ -40,6 +40,7 @@ COPIED = (
     "environment.yml",
     "pyproject.toml",
     "requirements.txt",
+    "requirements-dev.txt",
 )
 # Planted code may wait forever, or take memory without end.
 LONGEST = 1200  # seconds for the tests of one bug

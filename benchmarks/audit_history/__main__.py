@@ -33,6 +33,7 @@ NAMED = {
     "lightning",
     "deepspeed",
     "optax",
+    "sentence-transformers",
 }
 NAMED |= {"jax", "fastai", "numpy"}  # the packages whose versions are kept
 SECONDS = 1800

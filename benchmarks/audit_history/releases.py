@@ -46,6 +46,13 @@ _KERAS = "https://github.com/keras-team/keras/issues/19990"
 _TOKENS = "https://github.com/huggingface/transformers/pull/34191"
 _EPOCHS = "https://github.com/huggingface/transformers/pull/24415"
 _SUM = "https://github.com/fastai/fastai/issues/3023"
+_ZERO = "https://github.com/deepspeedai/DeepSpeed/issues/7718"
+_PIPELINE = "https://github.com/deepspeedai/DeepSpeed/issues/7773"
+_SMALL = "ZeRO-2's gradients are too small"
+_SUMMED = "a pipeline sums where it should average"
+_CACHED = "https://github.com/huggingface/sentence-transformers/pull/3862"
+_MARGIN = "a margin loss keeps the last mini-batch's gradient only"
+_PROMPT = "the second pass sees another mask"
 HISTORY = (
     Release(
         "keras", "3.4.1", "keras_option", KERAS, _KERAS, "decay and Adam's count per micro-batch"
@@ -95,4 +102,20 @@ HISTORY = (
     ),
     Release("fastai", "2.1.7", "fastai_callback", FASTAI, _SUM, "a sum for a mean"),
     Release("fastai", "2.1.8", "fastai_callback", FASTAI, _SUM, "a sum for a mean"),
+    *(
+        Release("deepspeed", version, adapter, OLD_HF, report, reported)
+        for adapter, report, reported in (
+            ("deepspeed_zero2", _ZERO, _SMALL),
+            ("deepspeed_pipeline", _PIPELINE, _SUMMED),
+        )
+        for version in ("0.17.5", "0.18.2", "0.18.4")
+    ),
+    *(
+        Release("sentence-transformers", version, adapter, TORCH, _CACHED, reported)
+        for adapter, reported in (
+            ("sentence_transformers_margin", _MARGIN),
+            ("sentence_transformers_cached", _PROMPT),
+        )
+        for version in ("5.6.1", "5.7.0")
+    ),
 )

@@ -105,7 +105,7 @@ def history_as_table(rows: list[dict]) -> str:
     for row in rows:
         release = release_of(row)
         verdict = (
-            ", ".join(f"`{name}`" for name in bugs_of(row)) or "no bug"
+            ", ".join(f"`{name}`" for name in dict.fromkeys(bugs_of(row))) or "no bug"
             if "audit" in row
             else row["error"]
         )
@@ -118,7 +118,10 @@ def history_as_table(rows: list[dict]) -> str:
 def release_of(row: dict) -> Release:
     """The release of the history that a row is about."""
     return next(
-        one for one in HISTORY if (one.library, one.version) == (row["library"], row["version"])
+        one
+        for one in HISTORY
+        if (one.library, one.version, one.adapter)
+        == (row["library"], row["version"], row["adapter"])
     )
 
 

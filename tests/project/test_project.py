@@ -15,7 +15,8 @@ from packaging.version import Version
 from paths import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXTRAS = ("lab", "app", "cluster", "docs", "dev")  # what make and environment.yml install
+LAB = ("lab", "app", "cluster")  # what make lab installs
+EXTRAS = (*LAB, "docs", "dev")  # what make test and environment.yml install
 
 
 def wanted_of(*extras: str) -> list[Requirement]:
@@ -45,11 +46,20 @@ def pinned(file: str) -> dict[str, list[str]]:
     return found
 
 
-def test_requirements_pin_every_dependency_within_its_bounds():
-    found = pinned("requirements.txt")
-    for wanted in wanted_of(*EXTRAS):
+@pytest.mark.parametrize(
+    ("file", "extras"), [("requirements.txt", LAB), ("requirements-dev.txt", EXTRAS)]
+)
+def test_requirements_pin_every_dependency_within_its_bounds(file, extras):
+    found = pinned(file)
+    for wanted in wanted_of(*extras):
         for version in found[canonicalize_name(wanted.name)]:
             assert wanted.specifier.contains(version), wanted.name
+
+
+def test_the_lab_has_what_make_needs_and_the_versions_of_the_whole():
+    lab, whole = pinned("requirements.txt"), pinned("requirements-dev.txt")
+    assert {"setuptools", "uv"} < set(lab) < set(whole)
+    assert all(set(versions) <= set(whole[name]) for name, versions in lab.items())
 
 
 def test_the_lowest_requirements_pin_every_lower_bound():
@@ -65,14 +75,17 @@ def test_the_lowest_requirements_pin_every_lower_bound():
 
 def test_make_lock_names_the_extras_that_make_installs():
     recipe = (ROOT / "Makefile").read_text()
-    [line] = re.findall(r"(?:.*\\\n)*.*--output-file requirements\.txt", recipe)
-    assert tuple(re.findall(r"--extra (\w+)", line)) == EXTRAS
-    [line] = re.findall(r"(?:.*\\\n)*.*--output-file requirements-lowest\.txt", recipe)
+    [lab] = re.findall(r"^LAB +:= (.*)", recipe, flags=re.MULTILINE)
+    assert tuple(re.findall(r"--extra (\w+)", lab)) == LAB
+    for file, extras in (("-dev", "$(LAB) --extra docs --extra dev"), ("", "$(LAB)")):
+        assert re.search(rf"\$\(LOCK\).* {re.escape(extras)} .*requirements{file}\.txt\n", recipe)
+    [line] = re.findall(r".*--output-file requirements-lowest\.txt", recipe)
     assert re.findall(r"--extra (\w+)", line) == ["test"] and "--resolution lowest-direct" in line
 
 
 @pytest.mark.parametrize(
-    ("file", "least"), [("requirements.txt", 100), ("requirements-lowest.txt", 40)]
+    ("file", "least"),
+    [("requirements.txt", 100), ("requirements-dev.txt", 150), ("requirements-lowest.txt", 40)],
 )
 def test_every_requirement_has_hashes(file, least):
     text = (ROOT / file).read_text()
@@ -115,7 +128,7 @@ def make(*arguments, folder, **environment) -> subprocess.CompletedProcess:
 
 @pytest.fixture
 def checkout(tmp_path):
-    for name in ("Makefile", "pyproject.toml", "requirements.txt"):
+    for name in ("Makefile", "pyproject.toml", "requirements.txt", "requirements-dev.txt"):
         shutil.copy(ROOT / name, tmp_path)
     return tmp_path
 
@@ -172,6 +185,23 @@ shift; exec {sys.executable} -c "import sys; sys.version_info = {(*version, 0)};
         assert "/lab/tree/00_start_here.ipynb" in command
         make("lab", folder=checkout)
         assert "--no-browser" not in called.read_text() and "port_retries" not in called.read_text()
+
+    def test_only_what_needs_more_than_the_lab_installs_more(self, checkout):
+        (checkout / ".venv" / "bin").mkdir(parents=True)
+        called = checkout / "called"
+        stand_in = checkout / ".venv" / "bin" / "python"
+        stand_in.write_text(f'#!/bin/sh\necho "$@" >> {called}\n')
+        stand_in.chmod(0o755)
+        (checkout / ".venv" / "ready").touch()
+        for target in ("lab", "app"):
+            assert make(target, folder=checkout).returncode == 0
+        assert "requirements" not in called.read_text()
+        called.write_text("")
+        for _ in range(2):
+            assert make("test", folder=checkout).returncode == 0
+        install, first, second = called.read_text().splitlines()
+        assert install.startswith("-m uv pip install") and "-r requirements-dev.txt" in install
+        assert first == second and first.startswith("-m pytest")
 
     def test_a_stale_environment_is_made_again(self, checkout):
         (checkout / ".venv").mkdir()

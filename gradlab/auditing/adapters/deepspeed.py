@@ -15,17 +15,30 @@ supports = ("tokens", "clip_norm", "schedule", "momentum", "adam", "adamw")
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
 
 
-def train(problem: Problem) -> list[Weights]:
-    """The weights after each update."""
+def meet() -> None:
+    """A process group of this process alone."""
     if not deepspeed.comm.is_initialized():
         os.environ |= ALONE
         meeting = f"file://{tempfile.mkdtemp()}/meeting"
         alone = {"auto_mpi_discovery": False, "rank": 0, "world_size": 1}
         deepspeed.init_distributed("gloo", init_method=meeting, verbose=False, **alone)
-    settings: dict = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": problem.k}
-    settings |= {
+
+
+def settings_of(problem: Problem) -> dict:
+    """The engine's configuration."""
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": problem.k,
         "gradient_clipping": problem.clip_norm or 0.0,
+    }
+
+
+def train(problem: Problem, zero_stage: int = 0) -> list[Weights]:
+    """The weights after each update, with ZeRO of a stage or without it (0)."""
+    meet()
+    settings = settings_of(problem) | {
         "zero_allow_untested_optimizer": True,
+        "zero_optimization": {"stage": zero_stage},
     }
     model = small.Small(problem)
     history = list[Weights]()
