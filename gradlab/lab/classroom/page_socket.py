@@ -52,6 +52,7 @@ class PageSocket(VoilaKernelWebsocketHandler):
     while."""
 
     pages: ClassVar[Counter[str]] = Counter()  # the open sockets of each kernel
+    closed: ClassVar[Counter[str]] = Counter()  # and how many have been closed
 
     @property
     def ping_interval(self) -> float:
@@ -98,11 +99,14 @@ class PageSocket(VoilaKernelWebsocketHandler):
     def on_close(self) -> None:
         super().on_close()
         self.pages[self.kernel_id] -= 1
-        IOLoop.current().call_later(self.settings[GONE] / 4, self._end_if_gone)
+        self.closed[self.kernel_id] += 1
+        closed = self.closed[self.kernel_id]
+        IOLoop.current().call_later(self.settings[GONE] / 4, self._end_if_gone, closed)
 
-    async def _end_if_gone(self) -> None:
-        if self.pages[self.kernel_id] == 0:
-            del self.pages[self.kernel_id]
+    async def _end_if_gone(self, closed: int) -> None:
+        # A page that comes back, and loses its socket again just now, has its own while
+        if self.pages[self.kernel_id] == 0 and self.closed[self.kernel_id] == closed:
+            del self.pages[self.kernel_id], self.closed[self.kernel_id]
             await end(self.kernel_manager, self.kernel_id)
 
     def on_message(self, message: object) -> None:

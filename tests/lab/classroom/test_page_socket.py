@@ -1,5 +1,6 @@
 """The socket of a classroom's page: when the server calls a page silent, or gives it up."""
 
+import asyncio
 import logging
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from jupyter_server.base import websocket as jupyter
 from tornado.iostream import StreamBufferFullError
 from voila.tornado.kernel_websocket_handler import VoilaKernelWebsocketHandler
 
+from gradlab.lab.classroom import page_socket
 from gradlab.lab.classroom.page_socket import GONE, PageSocket
 
 INTERVAL = 10.0  # seconds between two pings, for GONE = 40
@@ -103,3 +105,64 @@ except KeyboardInterrupt:
 def test_ctrl_c_ends_the_server_though_an_object_is_being_deleted():
     done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True)
     assert done.stdout == "ended\n", done.stderr
+
+
+class Loop:
+    """An event loop on a clock of its own."""
+
+    def __init__(self):
+        self.now, self.timers = 0.0, []
+
+    def call_later(self, seconds, act, *arguments):
+        self.timers.append((self.now + seconds, act, arguments))
+
+    def until(self, seconds):
+        due = sorted(
+            (timer for timer in self.timers if timer[0] <= seconds), key=lambda one: one[0]
+        )
+        self.timers = [timer for timer in self.timers if timer[0] > seconds]
+        for when, act, arguments in due:
+            self.now = when
+            asyncio.run(act(*arguments))
+        self.now = seconds
+
+
+@pytest.mark.parametrize(
+    ("sockets", "ended"),
+    [
+        ([(0, 10)], [20]),  # a quarter of GONE after its only socket
+        ([(0, 10), (11, 19)], [29]),  # at 20 no socket is open, but one was at 19
+        ([(0, 10), (11, 19), (21, 90)], [100]),
+        ([(0, 30), (5, 10)], [40]),  # a second socket of the same page
+    ],
+)
+def test_a_kernel_ends_when_no_socket_was_open_for_a_while(sockets, ended, monkeypatch):
+    loop, ends = Loop(), []
+
+    async def nothing(*arguments, **more):
+        """What Voila does with a socket of its own."""
+
+    async def end(kernels, kernel):
+        ends.append(loop.now)
+
+    monkeypatch.setattr(page_socket, "end", end)
+    monkeypatch.setattr(page_socket.IOLoop, "current", lambda: loop)
+    monkeypatch.setattr(VoilaKernelWebsocketHandler, "open", nothing)
+    monkeypatch.setattr(VoilaKernelWebsocketHandler, "on_close", lambda self: None)
+    monkeypatch.setattr(Socket, "stream", type("Stream", (), {})(), raising=False)
+    monkeypatch.setattr(Socket, "kernel_id", "one", raising=False)
+    monkeypatch.setattr(Socket, "kernel_manager", None, raising=False)
+    made = [Socket() for _ in sockets]
+    events = [
+        (when, made[i], is_open)
+        for i, pair in enumerate(sockets)
+        for when, is_open in zip(pair, (True, False))
+    ]
+    for when, one, is_open in sorted(events, key=lambda event: event[0]):
+        loop.until(when)
+        if is_open:
+            asyncio.run(one.open())
+        else:
+            one.on_close()
+    loop.until(1000)
+    assert ends == ended and "one" not in PageSocket.pages and "one" not in PageSocket.closed
