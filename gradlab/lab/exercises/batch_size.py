@@ -20,8 +20,9 @@ ENOUGH = 95  # percent of the test images that a row of the leaderboard must rea
 
 @exercise
 def noise_scale(answer: Any) -> None:
-    """A function: (microbatch_norms, window_norms, b) -> the gradient noise scale in examples."""
-    got = answer(np.array([[2.0, 2.0]]), np.array([np.sqrt(3.0)]), 10)
+    """A function: (microbatch_norms, window_norms, sizes) -> the gradient noise scale in
+    examples."""
+    got = answer(np.array([[2.0, 2.0]]), np.array([np.sqrt(3.0)]), np.array([10, 10]))
     wrong = (2 - 3**0.5) * 20 / (2 * 3**0.5 - 2)
     mistakes = {
         wrong: "the equations are about squared norms",
@@ -38,7 +39,7 @@ def noise_scale(answer: Any) -> None:
     window_norms = np.sqrt(np.array([3.0, 2.0]))
     variance = np.array([(7 - 3) * 12 / 2, (4 - 2) * 12 / 2])
     signal = np.array([(3 * 3 - 7) / 2, (3 * 2 - 4) / 2])
-    steady = answer(microbatch_norms, window_norms, 4)
+    steady = answer(microbatch_norms, window_norms, np.array([4, 4, 4]))
     of_means = microbatch_norms.mean(axis=1) ** 2
     too_small = (of_means - window_norms**2).mean() * 12 / (3 * window_norms**2 - of_means).mean()
     hint = "average the squared norms of the micro-batches; you square the average norm"
@@ -53,7 +54,7 @@ def noise_scale(answer: Any) -> None:
     window_norms = np.sqrt(np.array([3.0, 4 / 3 - 0.1]))
     variance = np.array([24, (4 - 4 / 3 + 0.1) * 6])
     signal = np.array([1.0, -0.15])
-    noisy = answer(microbatch_norms, window_norms, 4)
+    noisy = answer(microbatch_norms, window_norms, np.array([4, 4, 4]))
     mistakes = {
         (variance / signal).mean(): "first average the variances and the signals, then take the "
         "ratio of the two",
@@ -67,6 +68,15 @@ def noise_scale(answer: Any) -> None:
     require_close(
         noisy, variance.mean() / signal.mean(), "the noise scale of two noisy windows", hint
     )
+    # A signal of 1 and a variance of 12, so any estimate that is right on average finds 12
+    ragged = answer(np.sqrt([[4.0, 4.0, 7.0]]), np.sqrt([2.2]), np.array([4, 4, 2]))
+    mistakes = {
+        17.5: "micro-batches of 4, 4 and 2 examples: their noise is variance / b on average, and the "
+        "mean of 1 / b is not 1 / the mean of b",
+        21.0: "the first micro-batch is not as large as all others",
+    }
+    require_unlike(ragged, mistakes, rtol=1e-9)
+    require_close(ragged, 12, "the noise scale of micro-batches of 4, 4 and 2", "but should be 12")
 
 
 @exercise
@@ -82,33 +92,6 @@ def largest_batch(answer: Any) -> None:
     require_close(
         answer(1000, 3), 2000, "the largest batch for a noise scale of 1,000 and factor 3"
     )
-
-
-@exercise
-def scaled_beta_2(answer: Any) -> None:
-    """A function: (beta_2, batch, new_batch) -> the new beta_2."""
-    got = answer(0.999, 400, 100)
-    mistakes = {
-        0.999**4: "a smaller batch needs a longer half-life in updates, so a beta_2 closer to 1",
-        0.999 / 4: "beta_2 is not proportional to the batch. How many updates is the half-life?",
-        1 - 0.001 / 4: "very close: that is the first-order approximation. The half-life calls "
-        "for a power",
-    }
-    require_unlike(got, mistakes, rtol=1e-9)
-    require_close(got, 0.999**0.25, "beta_2", _LIFE, rtol=1e-8)
-    require_close(
-        answer(0.95, 512, 1),
-        0.95 ** (1 / 512),
-        "beta_2 from 0.95 at 512 to 1 example",
-        _LIFE,
-        rtol=1e-8,
-    )
-    require_close(
-        answer(0.99, 10, 20), 0.99**2, "beta_2 from 0.99 at 10 to 20 examples", _LIFE, rtol=1e-8
-    )
-
-
-_LIFE = "but beta_2 to the power of the half-life in updates must stay 1/2"
 
 
 @exercise

@@ -16,31 +16,39 @@ from gradlab.lab.exercises import (
 
 @exercise
 def gradient_by_hand(answer: Any) -> None:
-    """A function: (weight, xs, ys) -> the gradient of the mean of (weight * x - y) ** 2, a
-    number."""
+    """A function: (weight, bias, xs, ys) -> the gradient of the mean of (weight * x + bias - y) ** 2
+    with respect to the weight and to the bias, a pair of numbers."""
     xs = np.array([1.0, 2.0, 3.0, 4.0])
     ys = np.array([1.0, 3.0, 2.0, 5.0])
-    got = np.asarray(filled(answer(0.5, xs.copy(), ys.copy())), np.float64)
+    got = np.asarray(filled(answer(0.5, 0.0, xs.copy(), ys.copy())), np.float64)
     require(
-        got.shape == (), f"the gradient is one number, and your answer has the shape {got.shape}"
+        got.shape == (2,),
+        f"the gradient is a pair of numbers, and your answer has the shape {got.shape}",
     )
     mistakes = {
-        -36: "this is the sum over the examples. The loss is their mean",
-        -4.5: "one factor is missing: the derivative of a square is twice what is squared",
-        9: "the sign is wrong: what is squared is the weight times x, minus y",
-        -3: "the chain rule is missing: each difference is multiplied by its x",
+        (-36, -12): "these are the sums over the examples. The loss is their mean",
+        (-4.5, -1.5): "one factor is missing: the derivative of a square is twice what is squared",
+        (9, 3): "the sign is wrong: what is squared is the prediction minus y",
+        (
+            -3,
+            -3,
+        ): "the chain rule is missing: the weight is multiplied by x, so each difference is, too",
+        (-9, -9): "the bias is not multiplied by x, so its gradient has no factor x",
+        (-3, -9): "the gradient with respect to the weight comes first",
     }
     require_unlike(got, mistakes)
-    require_close(got, -9, "the gradient at weight 0.5", "and should be -9, as in the table")
-    got = filled(answer(2.0, xs[:3].copy(), ys[:3].copy()))
-    require_close(got, 10, "the gradient of the first three examples at weight 2")
+    require_close(got, (-9, -3), "the gradient at weight 0.5 and bias 0", "and should be (-9, -3)")
+    got = filled(answer(2.0, 1.0, xs[:3].copy(), ys[:3].copy()))
+    require_unlike(got, {(10, 4): "the prediction must contain the bias"})
+    require_close(got, (14, 6), "the gradient of the first three examples at weight 2 and bias 1")
     rng = np.random.default_rng()  # other numbers each time: the answer must be computed
-    weight, xs, ys = rng.normal(), rng.normal(size=5), rng.normal(size=5)
-    got = filled(answer(weight, xs.copy(), ys.copy()))
+    weight, bias, xs, ys = rng.normal(), rng.normal(), rng.normal(size=5), rng.normal(size=5)
+    got = filled(answer(weight, bias, xs.copy(), ys.copy()))
+    difference = weight * xs + bias - ys
     require_close(
         got,
-        2 * np.mean((weight * xs - ys) * xs),
-        f"the gradient of five random examples at weight {weight:.2f}",
+        (2 * np.mean(difference * xs), 2 * np.mean(difference)),
+        f"the gradient of five random examples at weight {weight:.2f} and bias {bias:.2f}",
     )
 
 
@@ -79,20 +87,20 @@ def weighted_mean(answer: Any) -> None:
 def which_mistake(answer: Any) -> None:
     """A dictionary: the mistake behind each of three wrong gradients."""
     require(
-        isinstance(answer, dict) and set(answer) == {-36, -14, -18},
-        "answer a dictionary with the keys -36, -14, -18",
+        isinstance(answer, dict) and set(answer) == {-6, -3, -11 / 3},
+        "answer a dictionary with the keys -6, -3, -11 / 3",
     )
     choices = "sum_of_examples sum_of_microbatches unweighted"
     hints = {
-        -36: ("sum_of_examples", "-36 is four times -9, and there are four examples"),
-        -14: (
-            "unweighted",
-            "-14 is the mean of -4 and -24, the gradients of the first three examples and of the "
-            "last",
-        ),
-        -18: (
+        -6: ("sum_of_examples", "-6 is four times -1.5, and there are four examples"),
+        -3: (
             "sum_of_microbatches",
-            "-18 is the sum of -4.5 and -13.5, the gradients of two micro-batches",
+            "-3 is the sum of -2 and -1, the gradients of two micro-batches",
+        ),
+        -11 / 3: (
+            "unweighted",
+            "-11/3 is the mean of 2/3 and -8, the gradients of the first three examples and of the "
+            "last",
         ),
     }
     for number, (wanted, hint) in hints.items():

@@ -13,8 +13,6 @@ from gradlab.lab.exercises import (
     require_unlike,
 )
 
-ROW_1 = (95.0, 0.172, 10)
-ROW_2 = (95.2, 0.303, 10)
 # the function with the bug, as its exercise has it
 _ROWS_OF_WINDOW = """
 def rows_of_window(order, update, k, b):
@@ -47,26 +45,29 @@ def standard_error(answer: Any) -> None:
 
 
 @exercise
-def standard_errors_apart(answer: Any) -> None:
-    """A function: two rows of a table -> their distance in standard errors."""
-    got = filled(answer(*ROW_1, *ROW_2))
+def seed_by_seed(answer: Any) -> None:
+    """A function: the accuracies of two rows that share their seeds -> by how many standard errors
+    they differ, seed by seed."""
+    first, second = np.array([94.0, 95.0, 96.0]), np.array([94.5, 95.4, 96.6])
+    got = filled(answer(first.copy(), second.copy()))
     mistakes = {
-        -1.81524: "the sign: the second mean is the higher one here, so it should be positive",
-        0.57403: "compare the means: divide each variance by its number of runs",
-        0.42105: "compare the means, and add variances, not standard deviations",
-        1.33148: "add variances, not standard errors: square, add, take the square root",
-        0.36304: "combine the two standard errors: the square root of the sum of their squares",
-        16.47504: "take the square root of the sum of the variances",
-        0.2: "that is the difference itself: divide it by its standard error",
+        0.5961965: "that is their distance as independent rows: subtract seed by seed first",
+        -8.6602540: "the sign: the second mean is the higher one here, so it should be positive",
+        5.0: "that is the mean difference in standard deviations: divide by that of the *mean*",
+        10.606602: "the mean was computed from the same differences, so divide by n - 1: see ddof",
+        15.0: "divide the standard deviation by the square root of the number of seeds",
+        0.5: "that is the mean difference itself: divide it by its standard error",
+        0.0577350: "that is the standard error: divide the mean difference by it",
     }
-    require_unlike(got, mistakes, rtol=1e-4)
-    require_close(got, 1.815236, "the distance of the published rows", rtol=1e-4)
-    wanted = -1.0 / (0.5**2 / 4 + 0.3**2 / 9) ** 0.5
-    got = answer(96.0, 0.5, 4, 95.0, 0.3, 9)
+    require_unlike(got, mistakes)
+    require_close(got, 75**0.5, "the distance of the example's rows")
+    first = np.array([95.9, 94.1, 95.3, 94.8, 95.0])
+    differences = np.array([-0.3, 0.1, -0.5, -0.2, -0.4])
+    wanted = differences.mean() / (differences.std(ddof=1) / 5**0.5)
+    got = filled(answer(first.copy(), first + differences))
     mistakes = {-wanted: "where the second mean is the lower one, it should be negative"}
     require_unlike(got, mistakes)
-    hint = "but the rows have different numbers of runs: divide each variance by its own"
-    require_close(got, wanted, "the distance of rows of 4 and 9 runs", hint)
+    require_close(got, wanted, "the distance of two rows of five seeds")
 
 
 @exercise

@@ -30,15 +30,19 @@ def best_block(answer: Any) -> None:
 
 @exercise
 def stalled_mean(answer: Any) -> None:
-    """A number: the mean of 512 ones that were added up in bfloat16."""
+    """A number: the mean of 512 threes that were added up in bfloat16."""
     if answer is not ... and answer is not None and not isinstance(answer, str):
-        require(answer != 1, "1 is what float32 gives")
+        require(answer != 3, "3 is what float32 gives")
         require(
-            answer != 256,
-            "256 is the sum at which it stalls. Divide it by the number of ones that were added",
+            answer != 1024,
+            "1,024 is the sum at which it stalls. Divide it by the number of threes that were added",
         )
-        require(answer != 0.25, "a quarter is what 1024 micro-batches gave")
-    require_close(answer, 0.5, "the mean", "but look at what counting by ones gave in bfloat16")
+        require(
+            answer not in (0.5, 1, 1.5),
+            f"{answer} would be right if the sum stalled at {512 * answer:g}. There the numbers of "
+            "bfloat16 are at most 4 apart, so adding 3 still raises the sum",
+        )
+    require_close(answer, 2, "the mean", "but add threes in bfloat16, and look where the sum stays")
 
 
 @exercise

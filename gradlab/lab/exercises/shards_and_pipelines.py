@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from gradlab.lab.exercises import exercise, filled, require, require_close
+from gradlab.lab.exercises import exercise, filled, require, require_unlike
 from gradlab.lab.widget.course.schedules import PIPELINES, schedule
 from gradlab.lab.widget.course.timeline import Timeline, compare
 from gradlab.lab.widget.course.timeline_drawing import Drawing
@@ -36,13 +36,17 @@ def first_stage(answer: Any) -> None:
 
 
 @exercise
-def bubble(answer: Any) -> None:
-    """A function: (stages, micro-batches, forward, backward) -> the seconds of an update, and the
-    idle share."""
-    _check_bubble(answer, 4, 8, 0.01, 0.02)
-    _check_bubble(answer, 4, 1, 0.1, 0.3)
-    _check_bubble(answer, 8, 56, 1.0, 1.0)
-    _check_bubble(answer, 1, 5, 1.0, 2.0)
+def enough_microbatches(answer: Any) -> None:
+    """A function: (stages, share) -> the fewest micro-batches whose bubble is at most this share."""
+    for stages, share, right in (
+        (4, 0.2, 12),
+        (8, 0.1, 63),
+        (4, 0.25, 9),
+        (8, 0.15, 40),  # 39.67 would be enough
+        (4, 0.9, 1),
+        (1, 0.5, 1),
+    ):
+        _check_microbatches(answer, stages, share, right)
 
 
 @exercise
@@ -115,44 +119,28 @@ def _check_stage(answer: Callable, case: tuple[int, int, int], wanted: int) -> N
     )
 
 
-def _check_bubble(answer: Callable, p: int, m: int, forward: float, backward: float) -> None:
-    got = filled(answer(p, m, forward, backward))
+def _check_microbatches(answer: Callable, p: int, share: float, right: int) -> None:
+    case = f"with {p} stage{'s' * (p > 1)} and a share of {share:g}"
+    got = filled(answer(p, share))
+    is_number = isinstance(got, int | float | np.integer | np.floating)
+    require(is_number, f"{case}: return one number. Received: {got!r:.80}")
+    exact = (p - 1) * (1 - share) / share
+    require(got > 0, f"{case}: without a micro-batch there is no update")
+    if right > 1:
+        relative = int(np.ceil((p - 1) / share - 1e-9))
+        mistakes = {
+            p * (1 - share) / share: "the last stage begins p - 1 forward passes late, not p",
+            relative: "divide the waiting by the whole time of the update: (m + p - 1), not m",
+        }
+        require_unlike(got, {wrong: f"{case}: {hint}" for wrong, hint in mistakes.items()})
     require(
-        isinstance(got, tuple | list) and len(got) == 2,
-        "return two numbers: the seconds, and the idle share",
+        got == int(got),
+        f"{case}: {got} micro-batches cannot be computed: round up",
     )
-    case = f"with {p} stages, {m} micro-batches and {forward:g} s and {backward:g} s"
-    seconds, share = (float(number) for number in got)
-    both = forward + backward
-    right = (p - 1) / (m + p - 1)
-    hints = {
-        m * both: "that is the time without any waiting: when does the last stage begin?",
-        p * m * both: "the stages do not work one after the other: they overlap",
-        (m + p - 1) * forward: "the backward passes take time, too",
-        m * both + (p - 1) * forward: "the first stage waits for backward passes, too",
-        (m + p) * both: "the last stage begins p - 1 forward passes late, not p",
-        (m + 2 * (p - 1)) * both: "each stage waits for p - 1 forward and p - 1 backward passes in "
-        "all: those before it and those after it",
-        (m + p - 1) * both / p: "the seconds are already those of one stage: do not divide by the "
-        "stages",
-    }
-    for wrong, hint in hints.items():
-        require(
-            not np.isclose(seconds, wrong) or np.isclose(wrong, (m + p - 1) * both),
-            f"{case}: {hint}",
-        )
-    require_close(seconds, (m + p - 1) * both, f"{case}: the time of an update")
-    require(
-        not right or not np.isclose(share, 100 * right),
-        "the share is a number from 0 to 1, not a percentage",
-    )
-    require(
-        not right or not np.isclose(share, (p - 1) / m),
-        f"{case}: {share:g} is the waiting relative to the computing. Divide by the whole time of "
-        "the update",
-    )
-    require(
-        not right or not np.isclose(share, 1 - right),
-        f"{case}: {share:g} is the share that is used",
-    )
-    require_close(share, right, f"{case}: the idle share")
+    if got < right:
+        idle = (p - 1) / (got + p - 1)
+        require(False, f"{case}: {got:g} micro-batches leave {idle:.4g} of the time idle")
+    hint = f"{case}: {got:g} are enough, and so are fewer"
+    if np.isclose(exact, right, rtol=1e-9) and got == right + 1:
+        hint += ": a rounding error lifts your number above a whole one before you round up"
+    require(got == right, hint)

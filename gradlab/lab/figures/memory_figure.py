@@ -57,7 +57,11 @@ def memory_plan(
         below += heights
     for place, height in zip(places, below):
         axes.annotate(
-            f"{height:.0f}", (place, height), xytext=(0, 2), textcoords="offset points", ha="center"
+            f"{height:,.0f}",
+            (place, height),
+            xytext=(0, 2),
+            textcoords="offset points",
+            ha="center",
         )
     words = [f"b = {b}: {height:.0f} MiB" for b, height in zip(microbatch_sizes, below)]
     if memory:

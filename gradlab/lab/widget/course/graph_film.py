@@ -237,7 +237,7 @@ def _arrow(
 
 def _from_variable(variable: Place, x: float, top: float, active: bool, faint: bool) -> str:
     """From the left edge of a variable, above the row of a box, to the box's upper edge."""
-    lane = top - 38
+    lane = top - graph_layout.LANE
     y = variable.y - 8
     path = (
         f"M {variable.left:.1f} {y:.1f} C {variable.left - 40:.1f} {y:.1f} "

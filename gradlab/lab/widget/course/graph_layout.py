@@ -16,6 +16,7 @@ BETWEEN_VARIABLES = 18
 TO_VARIABLES = 70
 MARGIN = 14
 ABOVE = 26.0  # the first row, for a value from Python
+LANE = 38.0  # of arrows from variables: so far above the row that reads them
 BELOW = 38.0  # the last row, for a value to Python and for arrows to variables
 LEAST_WIDTH = 76
 
@@ -116,14 +117,17 @@ def place(boxes: Mapping[str, Box], least: Mapping[str, float]) -> GraphLayout:
         sum(widths[name] for name in row) + BETWEEN_BOXES * (len(row) - 1) for row in rows
     ]
     inside = max(row_widths, default=0.0)
+    first = rows[0] if rows else []
+    from_variables = any(is_variable(boxes[other]) for name in first for other in boxes[name].reads)
+    above = LANE + MARGIN if from_variables else ABOVE
     places = {}
     for number, (row, width) in enumerate(zip(rows, row_widths)):
         left = MARGIN + (inside - width) / 2
-        y = ABOVE + HEIGHT / 2 + number * (HEIGHT + BETWEEN_ROWS)
+        y = above + HEIGHT / 2 + number * (HEIGHT + BETWEEN_ROWS)
         for name in row:
             places[name] = Place(left + widths[name] / 2, y, widths[name])
             left += widths[name] + BETWEEN_BOXES
-    height = ABOVE + len(rows) * (HEIGHT + BETWEEN_ROWS) - BETWEEN_ROWS + BELOW
+    height = above + len(rows) * (HEIGHT + BETWEEN_ROWS) - BETWEEN_ROWS + BELOW
     variables = [name for name, box in boxes.items() if is_variable(box)]
     if not variables:
         return GraphLayout(inside + 2 * MARGIN, height, places)

@@ -341,6 +341,34 @@ def test_boxes_stand_apart_and_below_what_they_need(kind):
         assert len(above) == 1
 
 
+def test_arrows_lie_inside_the_drawing():
+    towers, sums = Towers(), Accumulator()
+    reads_in_the_first_row = GraphFilm(
+        sums.session, [("add", sums.add, {sums.x: 1.0})], hide=["x", "rate"]
+    )
+    for film in film_of(towers), film_of(sums), reads_in_the_first_row:
+        root = ElementTree.fromstring(film._frames[-1])
+        width, height = map(float, root.get("viewBox").split()[2:])
+        paths = [each.get("d") for each in root.iter("path") if not each.get("transform")]
+        assert paths
+        for x, y in itertools.chain(*map(points_of, paths)):
+            assert 0 <= x <= width and 0 <= y <= height
+
+
+def points_of(path: str) -> list[tuple[float, float]]:
+    """The points of a path, control points included."""
+    points: list[tuple[float, float]] = []
+    for command, words in re.findall(r"([MCQHV]) ([-\d. ]+)", path):
+        numbers = list(map(float, words.split()))
+        if command == "H":
+            points += [(x, points[-1][1]) for x in numbers]
+        elif command == "V":
+            points += [(points[-1][0], y) for y in numbers]
+        else:
+            points += zip(numbers[::2], numbers[1::2])
+    return points
+
+
 def test_a_frame_shows_each_value_and_says_it_in_words():
     film = film_of(Towers())
     for step, frame in zip(film.steps, film._frames):
