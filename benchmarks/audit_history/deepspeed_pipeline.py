@@ -7,7 +7,7 @@ import deepspeed
 from deepspeed.pipe import PipelineModule
 
 from gradlab.auditing.adapters import torch_models as small
-from gradlab.auditing.adapters.deepspeed import meet, settings_of
+from gradlab.auditing.adapters.deepspeed import settings
 from gradlab.auditing.models import Weights
 from gradlab.auditing.problem import Problem
 
@@ -25,7 +25,7 @@ def train(problem: Problem) -> list[Weights]:
     """The weights after each update."""
     if any(len(epoch) % problem.k for epoch in problem.epochs):
         raise NotImplementedError("train_batch takes full windows only")
-    meet()
+    config = settings(problem)
     model = Loss(problem)
     optimizer = small.optimizer(problem, model)
     with contextlib.redirect_stdout(sys.stderr):  # it prints its layers
@@ -34,7 +34,7 @@ def train(problem: Problem) -> list[Weights]:
         model=pipeline,
         optimizer=optimizer,
         lr_scheduler=small.schedule(problem, optimizer),
-        config=settings_of(problem),
+        config=config,
     )
     history = []
     for epoch in problem.epochs:

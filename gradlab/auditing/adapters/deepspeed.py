@@ -12,40 +12,29 @@ from gradlab.auditing.models import Weights
 from gradlab.auditing.problem import Problem
 
 supports = ("tokens", "clip_norm", "schedule", "momentum", "adam", "adamw")
-ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
 
 
-def meet() -> None:
-    """A process group of this process alone."""
+def settings(problem: Problem) -> dict:
+    """The engine's configuration; this process becomes its only one."""
     if not deepspeed.comm.is_initialized():
-        os.environ |= ALONE
+        os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
         meeting = f"file://{tempfile.mkdtemp()}/meeting"
         alone = {"auto_mpi_discovery": False, "rank": 0, "world_size": 1}
         deepspeed.init_distributed("gloo", init_method=meeting, verbose=False, **alone)
-
-
-def settings_of(problem: Problem) -> dict:
-    """The engine's configuration."""
-    return {
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": problem.k,
-        "gradient_clipping": problem.clip_norm or 0.0,
-    }
+    found: dict = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": problem.k}
+    return found | {"gradient_clipping": problem.clip_norm or 0.0}
 
 
 def train(problem: Problem, zero_stage: int = 0) -> list[Weights]:
     """The weights after each update, with ZeRO of a stage or without it (0)."""
-    meet()
-    settings = settings_of(problem) | {
-        "zero_allow_untested_optimizer": True,
-        "zero_optimization": {"stage": zero_stage},
-    }
+    zero = {"zero_allow_untested_optimizer": True, "zero_optimization": {"stage": zero_stage}}
+    config = settings(problem) | zero
     model = small.Small(problem)
     history = list[Weights]()
     optimizer = small.optimizer(problem, model)
     schedule = small.schedule(problem, optimizer)
     engine, *_ = deepspeed.initialize(
-        model=model, optimizer=optimizer, lr_scheduler=schedule, config=settings
+        model=model, optimizer=optimizer, lr_scheduler=schedule, config=config
     )
     for epoch in problem.epochs:
         for microbatch in epoch:
