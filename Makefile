@@ -158,7 +158,7 @@ endef
 	    echo "gradlab: needs Python 3.11 to 3.13, but '$(PYTHON)' is $$($(PYTHON) --version 2>&1): install one of these and say make PYTHON=python3.13." >&2; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
 	    echo "gradlab: '$(PYTHON)' has no venv module: install it, on Debian and Ubuntu with apt install python3-venv." >&2; exit 1; }
-	@echo "gradlab: making .venv and installing TensorFlow, JupyterLab and the rest (once; a few minutes, 2.6 GB)."
+	@echo "gradlab: making .venv and installing TensorFlow, JupyterLab and the rest (once; a few minutes, 2.8 GB)."
 	$(call environment,.venv,requirements.txt,--compile-bytecode)
 	@# JupyterLab asks every newcomer about its news; here the first thing to see is the notebook.
 	@mkdir -p .venv/share/jupyter/lab/settings

@@ -1,6 +1,7 @@
 """What a newcomer meets first: make, the lists of dependencies."""
 
 import os
+import pathlib
 import re
 import shutil
 import subprocess
@@ -140,6 +141,17 @@ def pretend(folder, program: str) -> str:
     return f"PYTHON={path}"
 
 
+def ready_environment(checkout) -> pathlib.Path:
+    """A file with the arguments of each call of Python in the environment, which is there."""
+    called = checkout / "called"
+    stand_in = checkout / ".venv" / "bin" / "python"
+    stand_in.parent.mkdir(parents=True)
+    stand_in.write_text(f'#!/bin/sh\necho "$@" >> {called}\n')
+    stand_in.chmod(0o755)
+    (checkout / ".venv" / "ready").touch()
+    return called
+
+
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 class TestMake:
     def test_a_missing_python_gets_one_sentence(self, checkout):
@@ -171,28 +183,19 @@ shift; exec {sys.executable} -c "import sys; sys.version_info = {(*version, 0)};
         )
 
     def test_a_ready_environment_is_used_at_once(self, checkout):
-        (checkout / ".venv" / "bin").mkdir(parents=True)
-        called = checkout / "called"
-        stand_in = checkout / ".venv" / "bin" / "python"
-        stand_in.write_text(f'#!/bin/sh\necho "$@" > {called}\n')
-        stand_in.chmod(0o755)
-        (checkout / ".venv" / "ready").touch()
+        called = ready_environment(checkout)
         done = make("lab", "PORT=9001", "BROWSER=no", "PYTHON=python-that-is-not", folder=checkout)
         assert done.returncode == 0, done.stderr
         command = called.read_text()
         assert "-m jupyterlab --ip=127.0.0.1 --port=9001 --ServerApp.port_retries=0" in command
         assert f"--ServerApp.root_dir={checkout}/notebooks" in command and "--no-browser" in command
         assert "/lab/tree/00_start_here.ipynb" in command
+        called.write_text("")
         make("lab", folder=checkout)
         assert "--no-browser" not in called.read_text() and "port_retries" not in called.read_text()
 
     def test_only_what_needs_more_than_the_lab_installs_more(self, checkout):
-        (checkout / ".venv" / "bin").mkdir(parents=True)
-        called = checkout / "called"
-        stand_in = checkout / ".venv" / "bin" / "python"
-        stand_in.write_text(f'#!/bin/sh\necho "$@" >> {called}\n')
-        stand_in.chmod(0o755)
-        (checkout / ".venv" / "ready").touch()
+        called = ready_environment(checkout)
         for target in ("lab", "app"):
             assert make(target, folder=checkout).returncode == 0
         assert "requirements" not in called.read_text()

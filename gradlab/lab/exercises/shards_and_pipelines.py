@@ -137,9 +137,8 @@ def _check_microbatches(answer: Callable, p: int, share: float, right: int) -> N
         got == int(got),
         f"{case}: {got} micro-batches cannot be computed: round up",
     )
-    if got < right:
-        idle = (p - 1) / (got + p - 1)
-        require(False, f"{case}: {got:g} micro-batches leave {idle:.4g} of the time idle")
+    idle = (p - 1) / (got + p - 1)
+    require(got >= right, f"{case}: {got:g} micro-batches leave {idle:.4g} of the time idle")
     hint = f"{case}: {got:g} are enough, and so are fewer"
     if np.isclose(exact, right, rtol=1e-9) and got == right + 1:
         hint += ": a rounding error lifts your number above a whole one before you round up"
