@@ -6,12 +6,18 @@ sizes, where both parts are averaged before they are divided. The paper reports 
 for MNIST, averaged over training, for a small convolutional network of which it does not list every
 setting, and finds that the noise scale grows as the loss falls.
 
-The protocol and the rules were decided before the first run. A network with two convolutions (16
-and 32 filters of 5x5, stride 2) and one dense layer is trained with SGD at the learning rate 0.05,
-with windows of 20 micro-batches of 20, for five passes over the 55,000 training images, from three
-seeds. The noise scale is estimated in each tenth of the training; the average over training is the
-mean of these ten. Since the paper's network is not known exactly and the noise scale depends on how
-far training goes, a factor of two in either direction is allowed.
+The protocol and the first two rules were decided before the first run. A network with two
+convolutions (16 and 32 filters of 5x5, stride 2) and one dense layer is trained with SGD at the
+learning rate 0.05, with windows of 20 micro-batches of 20, for five passes over the 55,000 training
+images, from three seeds. The noise scale is estimated in each tenth of the training; the average
+over training is the mean of these ten. Since the paper's network is not known exactly and the noise
+scale depends on how far training goes, a factor of two in either direction is allowed.
+
+That run missed the published average: it found 319. The third rule asks whether its length explains
+this, and was decided before any longer run. The same training goes on to twenty passes. If the noise
+scale goes on growing, the average from the start reaches the published one on the way. If it stays
+where the five passes end, at 500 to 600 examples, the average stays below that, and length is no
+explanation.
 """
 
 import time
@@ -40,19 +46,21 @@ GROWTH = 3  # the noise scale of the last tenth, divided by that of the first, i
 MICROBATCH = 20
 WINDOW = 400
 LEARNING_RATE = 0.05
-EPOCHS = 5
+EPOCHS = 20
+FIRST_EPOCHS = 5  # the length of the first run
 SEEDS = 3
-PARTS = 10
+PARTS = 40  # of the training: a tenth of the first run each
+FIRST_PARTS = PARTS * FIRST_EPOCHS // EPOCHS
 
 
 def study(quick: bool = False) -> Study:
-    """Train the network and estimate the noise scale in each tenth of the training.
+    """Train the network and estimate the noise scale in each part of the training.
 
     Args:
-        quick: whether to train for 30 updates from one seed instead.
+        quick: whether to train for 120 updates from one seed instead.
     """
     began = time.monotonic()
-    updates, seeds = (30, 1) if quick else (EPOCHS * 55_000 // WINDOW, SEEDS)
+    updates, seeds = (120, 1) if quick else (EPOCHS * 55_000 // WINDOW, SEEDS)
     rows = [row for seed in range(seeds) for row in _parts(seed, updates)]
     return Study(
         "noise-scale", PAPER, judge(rows), rows, figure(rows), quick, time.monotonic() - began
@@ -62,9 +70,11 @@ def study(quick: bool = False) -> Study:
 def judge(rows: list[dict[str, Any]]) -> list[Claim]:
     """Judge the paper's claims by the rows of `study`."""
     scales = _scales(rows)
-    mean = scales.mean()
-    growth = scales[:, -1] / scales[:, 0]
-    averages = ", ".join(f"{each:.0f}" for each in scales.mean(axis=1))
+    first = scales[:, :FIRST_PARTS]
+    mean = first.mean()
+    growth = first[:, -1] / first[:, 0]
+    averages = ", ".join(f"{each:.0f}" for each in first.mean(axis=1))
+    passes = [passes_until(each) for each in scales]
     return [
         Claim(
             f"Averaged over training, the simple noise scale of MNIST is about {PUBLISHED} "
@@ -80,24 +90,64 @@ def judge(rows: list[dict[str, Any]]) -> list[Claim]:
             ", ".join(f"{each:.1f} times" for each in growth),
             bool((growth >= GROWTH).all()),
         ),
+        Claim(
+            f"The noise scale goes on growing, so that a longer training has an average of "
+            f"{PUBLISHED}.",
+            f"the average from the start reaches {PUBLISHED} within {EPOCHS} passes, in each seed",
+            ", ".join("never" if each is None else f"after {each:g} passes" for each in passes),
+            None not in passes,
+        ),
     ]
 
 
+def passes_until(scales: np.ndarray) -> float | None:
+    """How many passes a training takes until its average noise scale is the published one.
+
+    Args:
+        scales: the noise scale in each part of the training, shape (PARTS,).
+
+    Returns:
+        The passes at the end of the part, or None if the average stays below.
+
+    Example:
+        >>> passes_until(np.full(PARTS, 450.0)) is None
+        True
+        >>> passes_until(np.array([600.0, 1200.0] * 20))
+        1.0
+    """
+    averages = np.cumsum(scales) / np.arange(1, len(scales) + 1)
+    reached = np.flatnonzero(averages >= PUBLISHED)
+    return float(reached[0] + 1) * EPOCHS / PARTS if len(reached) else None
+
+
 def figure(rows: list[dict[str, Any]]) -> Figure:
-    """Draw the noise scale along the training."""
+    """Draw the noise scale along the training, and its average from the start."""
     drawn, axes = picture.figure()
     scales = _scales(rows)
     updates = [row["updates"] for row in rows if row["seed"] == 0]
     for seed, (values, style) in enumerate(zip(scales, STYLES)):
-        axes.plot(updates, values, label=f"seed {seed}", **style)
+        axes.plot(updates, values, label=f"seed {seed}", **style | {"linewidth": 1})
+    averages = np.cumsum(scales.mean(axis=0)) / np.arange(1, PARTS + 1)
+    axes.plot(updates, averages, color="black", linewidth=2.5, label="average from the start")
     axes.axhline(PUBLISHED, color="black", linestyle=":", label="published average")
+    axes.axvline(updates[FIRST_PARTS - 1], color="gray", linewidth=1)
+    axes.annotate(
+        f"{FIRST_EPOCHS} passes",
+        (updates[FIRST_PARTS - 1], 0.03),
+        xycoords=("data", "axes fraction"),
+        xytext=(4, 0),
+        textcoords="offset points",
+        color="gray",
+    )
     axes.set(yscale="log", xlabel="updates", ylabel="noise scale (examples)")
     plain_numbers(axes)
     axes.legend(frameon=False)
     first, last = scales.mean(axis=0)[[0, -1]]
     drawn.set_label(
         f"The noise scale of MNIST along training: it grows from {first:.0f} to {last:.0f} "
-        f"examples, the mean of {len(scales)} seeds. The published average is {PUBLISHED}."
+        f"examples, the mean of {len(scales)} seeds. Averaged from the start, it is "
+        f"{averages[FIRST_PARTS - 1]:.0f} after {FIRST_EPOCHS} passes and {averages[-1]:.0f} after "
+        f"{EPOCHS}. The published average is {PUBLISHED}."
     )
     return drawn
 
@@ -108,7 +158,7 @@ def _scales(rows: list[dict[str, Any]]) -> np.ndarray:
 
 
 def _parts(seed: int, updates: int) -> list[dict[str, Any]]:
-    """Train from a seed, and return a row for each tenth of the training."""
+    """Train from a seed, and return a row for each part of the training."""
     data = datasets.load("mnist")
     trainer = Trainer(_network(seed), keras.optimizers.SGD(LEARNING_RATE), _loss(), MICROBATCH)
 

@@ -539,8 +539,10 @@ def test_the_norm_layers_are_judged_by_correlation_and_ratio(exponent, wrong, ho
 # ---- noise scale, small batches ----
 
 
-def scale_rows(first: float, last: float) -> list[dict]:
-    values = np.linspace(first, last, noise_scale.PARTS)
+def scale_rows(first: float, last: float, later: float = 900) -> list[dict]:
+    """A noise scale that grows along the first run, and is constant later."""
+    values = np.full(noise_scale.PARTS, float(later))
+    values[: noise_scale.FIRST_PARTS] = np.linspace(first, last, noise_scale.FIRST_PARTS)
     return [
         {"seed": seed, "updates": i, "noise_scale": value}
         for seed in range(3)
@@ -549,23 +551,34 @@ def scale_rows(first: float, last: float) -> list[dict]:
 
 
 @pytest.mark.parametrize(
-    ("first", "last", "holds"),
+    ("first", "last", "later", "holds"),
     [
-        (200, 1600, [True, True]),
-        (800, 1000, [True, False]),
-        (20, 400, [False, True]),
-        (900, 3600, [False, True]),
+        (200, 1600, 100, [True, True, True]),  # 900 at the end of the first run
+        (800, 1000, 100, [True, False, True]),
+        (20, 400, 400, [False, True, False]),
+        (20, 400, 1200, [False, True, True]),  # (10 * 210 + 30 * 1200) / 40 is 953
+        (20, 400, 1120, [False, True, False]),  # and 893
+        (900, 3600, 100, [False, True, True]),
     ],
 )
-def test_the_noise_scale_is_judged_by_its_mean_and_its_growth(first, last, holds):
-    assert [claim.holds for claim in noise_scale.judge(scale_rows(first, last))] == holds
+def test_the_noise_scale_is_judged_by_its_mean_its_growth_and_its_length(first, last, later, holds):
+    claims = noise_scale.judge(scale_rows(first, last, later))
+    assert [claim.holds for claim in claims] == holds
+
+
+def test_passes_are_counted_to_the_end_of_a_part():
+    assert (noise_scale.FIRST_PARTS, noise_scale.PARTS, noise_scale.EPOCHS) == (10, 40, 20)
+    assert noise_scale.passes_until(np.array([800.0, 1000] + 38 * [0.0])) == 1
+    assert noise_scale.passes_until(np.array(39 * [899.0] + [1000])) == 20
 
 
 def test_the_noise_scale_has_to_grow_from_each_seed():
     rows = scale_rows(200, 1600)
     for row in rows[-noise_scale.PARTS :]:
-        row["noise_scale"] = 900.0  # the last seed's does not grow
-    assert [claim.holds for claim in noise_scale.judge(rows)] == [True, False]
+        row["noise_scale"] = 899.0  # the last seed's does not grow
+    claims = noise_scale.judge(rows)
+    assert [claim.holds for claim in claims] == [True, False, False]
+    assert claims[2].found == "after 5 passes, after 5 passes, never"
 
 
 def accuracy_rows(best: int, width) -> list[dict]:
