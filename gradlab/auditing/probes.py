@@ -142,17 +142,21 @@ PROBES = (
     ProbeTraining(
         "a schedule",
         ("schedule",),
-        lambda: _made("linear", 8, [[4] * 15], 3, learning_rate=lambda update: 0.1 / (1 + update)),
+        lambda: _made(
+            "linear", 8, [[4] * 9, [4] * 6], 3, learning_rate=lambda update: 0.1 / (1 + update)
+        ),
     ),
     ProbeTraining(
         "momentum",
         ("momentum",),
-        lambda: _made("linear", 10, [[4] * 12], 3, optimizer="momentum", learning_rate=_rate(0.02)),
+        lambda: _made(
+            "linear", 10, [[4] * 6] * 2, 3, optimizer="momentum", learning_rate=_rate(0.02)
+        ),
     ),
     ProbeTraining(
         "Adam",
         ("adam",),
-        lambda: _made("linear", 11, [[4] * 12], 3, optimizer="adam", learning_rate=_rate(0.05)),
+        lambda: _made("linear", 11, [[4] * 6] * 2, 3, optimizer="adam", learning_rate=_rate(0.05)),
     ),
     ProbeTraining(
         "AdamW",

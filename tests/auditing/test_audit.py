@@ -385,6 +385,32 @@ def test_a_bug_that_is_not_known_is_not_given_a_name():
     assert set(audit.skipped) == {probe.name for probe in PROBES[2:]}
 
 
+@pytest.mark.parametrize(
+    ("rate_goes_on", "probes"),
+    [(True, {"momentum", "Adam"}), (False, {"a schedule", "momentum", "Adam"})],
+)
+def test_a_loop_that_begins_anew_in_each_epoch_is_not_clean(rate_goes_on, probes):
+    """Its optimizer forgets the averages, and its schedule the updates, of the epochs before."""
+
+    def train(problem):
+        history = []
+        for epoch in problem.epochs:
+            made = len(history) if rate_goes_on else 0
+            history += planted()(
+                dataclasses.replace(
+                    problem,
+                    weights=history[-1] if history else problem.weights,
+                    epochs=[epoch],
+                    learning_rate=lambda update, made=made: problem.learning_rate(made + update),
+                )
+            )
+        return history
+
+    audit = gradlab.audit(train, supports=["schedule", "momentum", "adam"])
+    assert named(audit) == {"unknown"}
+    assert {finding.evidence.probe for finding in audit.findings} == probes
+
+
 def test_a_feature_that_goes_wrong_in_its_own_way_does_not_end_the_audit():
     def train(problem):
         if problem.clip_norm:

@@ -132,6 +132,89 @@ def test_a_velocity_of_rates_is_found(capsys):
     assert "momentum, with a rate that falls" in capsys.readouterr().out
 
 
+def test_sums_of_nothing_are_zeros(capsys):
+    def empty(problem, weights, window):
+        total, count = build._add_up(problem, weights, window)
+        return (total, count) if count else ({}, 0)
+
+    build.without_nan(empty)
+    assert "the sums should be zeros" in capsys.readouterr().out
+
+    def without_shapes(problem, weights, window):
+        total, count = build._add_up(problem, weights, window)
+        return (total, count) if count else (dict.fromkeys(weights, 0.0), 0)
+
+    build.without_nan(without_shapes)
+    assert capsys.readouterr().out == "right\n"
+
+
+def streamed(forgets=False, restarts=False, counts_lost=False):
+    """A loop that takes the micro-batches one at a time, with a mistake."""
+
+    def train(problem):
+        weights, history, number = problem.weights, [], 0
+        state, size = {}, problem.k * problem.replicas
+        zeros = {name: np.zeros(np.shape(value)) for name, value in weights.items()}
+
+        def update(total, count, number):
+            if not count:
+                return weights, number + counts_lost
+            gradient = build._combined([(total, count)])
+            gradient = build._clipped(gradient, problem.clip_norm or np.inf)
+            history.append(build._step(problem, weights, gradient, state, number))
+            return history[-1], number + 1
+
+        for epoch in problem.epochs:
+            number = 0 if restarts else number
+            if forgets:
+                state.clear()
+            total, count, seen = zeros, 0, 0
+            for microbatch in epoch:
+                more, examples = build._add_up(problem, weights, [microbatch])
+                total = {name: total[name] + more[name] for name in total}
+                count, seen = count + examples, seen + 1
+                if seen == size:
+                    weights, number = update(total, count, number)
+                    total, count, seen = zeros, 0, 0
+            if seen:
+                weights, number = update(total, count, number)
+        return history
+
+    return train
+
+
+@pytest.mark.parametrize(
+    ("mistake", "hint"),
+    [
+        ("forgets", "go on from one epoch to the next"),
+        ("restarts", "go on from one epoch to the next"),
+        ("counts_lost", "is no update, and doesn't count as one"),
+    ],
+)
+def test_what_the_audit_does_not_see_of_a_whole_loop(mistake, hint, capsys):
+    build.whole_loop(streamed(**{mistake: True}))
+    assert hint in capsys.readouterr().out
+
+
+def with_length(problem):
+    [len(epoch) for epoch in problem.epochs]
+    return loop(problem)
+
+
+def in_lists(problem):
+    """Collects windows from a loader."""
+    epochs = [[microbatch for microbatch in epoch] for epoch in problem.epochs]
+    return loop(replace(problem, epochs=epochs))
+
+
+def test_a_whole_loop_takes_the_microbatches_one_at_a_time(capsys):
+    build.whole_loop(streamed())
+    assert capsys.readouterr().out == "right\n"
+    for answer in (loop, with_length, in_lists):  # the first is `train` of the notebook
+        build.whole_loop(answer)
+        assert "not yet: take the micro-batches one at a time" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("part", "answer", "said"),
     [

@@ -23,6 +23,7 @@ from gradlab.lab.exercises import (
     memory,
     noise_and_accuracy,
     pitfalls,
+    placeholder_averaging,
     remat_and_half_precision,
     require_choice,
     require_close,
@@ -275,6 +276,20 @@ def test_the_three_moves_may_end_with_a_method(capsys):
     assert right == "right" and "np.expand_dims" in other
 
 
+def test_gradients_are_taken_by_the_name_of_their_variable(capsys):
+    def by_name(tower_grads):
+        towers = [{name: gradient for gradient, name in tower} for tower in tower_grads]
+        return [tuple(tower[name] for tower in towers) for name in sorted(towers[0])]
+
+    tower_averaging.gradients_by_variable(
+        lambda tower_grads: [tuple(g for g, _ in pairs) for pairs in zip(*tower_grads, strict=True)]
+    )
+    tower_averaging.gradients_by_variable(by_name)
+    by_position, by_alphabet = capsys.readouterr().out.splitlines()
+    assert "the second tower lists b first: take the gradients by name" in by_position
+    assert "the first tower lists b first" in by_alphabet
+
+
 def test_a_gradient_by_hand_is_computed_and_not_remembered(capsys):
     how_it_works.gradient_by_hand(
         lambda weight, bias, xs, ys: (-9, -3) if weight == 0.5 else (14, 6)
@@ -427,6 +442,55 @@ def test_each_bug_of_the_step_over_tokens_is_named(answer, hint, capsys):
     assert hint in capsys.readouterr().out
 
 
+def mean_of_finite(enough):
+    """The exercise's function, which returns None unless enough(sizes left, all sizes)."""
+
+    def mean_to_apply(window, sizes, longest):
+        pairs = [
+            (each, size) for each, size in zip(window, sizes) if np.isfinite(np.hstack(each)).all()
+        ]
+        left = [size for _, size in pairs]
+        if not pairs or not enough(left, sizes):
+            return None
+        columns = zip(*(each for each, _ in pairs))
+        mean = [np.average(column, axis=0, weights=left) for column in columns]
+        scale = min(1, longest / max(np.linalg.norm(np.hstack(mean)), 1e-30))
+        return [scale * array for array in mean]
+
+    return mean_to_apply
+
+
+def accumulator_of(own_weights=False, in_place=False, zero_weight=True):
+    """The exercise's class, with a weight for each variable, or another mistake."""
+
+    class Accumulator:
+        def __init__(self, count):
+            self.sums, self.weights = [None] * count, [0.0] * count
+
+        def zero(self):
+            self.sums = [None] * len(self.sums)
+            if zero_weight:
+                self.weights = [0.0] * len(self.sums)
+
+        def add(self, gradients, weight):
+            for i, gradient in enumerate(gradients):
+                if gradient is not None or not own_weights:
+                    self.weights[i] += weight
+                if gradient is None:
+                    continue
+                if self.sums[i] is None:
+                    self.sums[i] = gradient if in_place and weight == 1 else weight * gradient
+                elif in_place:
+                    self.sums[i] += weight * gradient
+                else:
+                    self.sums[i] = self.sums[i] + weight * gradient
+
+        def mean(self):
+            return [total / weight for total, weight in zip(self.sums, self.weights)]
+
+    return Accumulator
+
+
 def of_squared_mean(microbatch_norms, window_norms, sizes):
     """The noise scale, but for the square of the mean norm in place of the mean square."""
     k, b = len(sizes), sizes[0]
@@ -475,6 +539,86 @@ def stage_of_copies(averages=2, bytes_each=4, last_resort=None):
                 if not np.abs(ours[name] - value).max() <= 3e-5 * np.abs(value).max()
             ],
             "twice what is allowed",
+        ),
+        (
+            many_ways.equal,
+            lambda ours, theirs: np.abs(ours - theirs).max() <= 1e-5 * np.abs(ours).max(),
+            "an infinite gradient is not equal",
+        ),
+        (
+            many_ways.differing,
+            lambda ours, theirs: [
+                name
+                for name, value in theirs.items()
+                if not np.abs(ours[name] - value).max() <= 1e-5 * np.abs(ours[name]).max()
+            ],
+            "the gradient of conv/bias is infinite",
+        ),
+        (
+            placeholder_averaging.mean_to_apply,
+            mean_of_finite(lambda left, sizes: 2 * sum(left) >= sum(sizes)),
+            "right",
+        ),
+        (
+            placeholder_averaging.mean_to_apply,
+            mean_of_finite(lambda left, sizes: True),
+            "8 of 10 examples are left out",
+        ),
+        (
+            placeholder_averaging.mean_to_apply,
+            mean_of_finite(lambda left, sizes: 2 * len(left) >= len(sizes)),
+            "2 of 8 examples are left out, which is not more than half",
+        ),
+        (
+            placeholder_averaging.mean_to_apply,
+            mean_of_finite(lambda left, sizes: 2 * sum(left) > sum(sizes)),
+            "3 of 6 examples are left out, which is not more than half",
+        ),
+        (variable_accumulation.accumulator, accumulator_of(), "right"),
+        (
+            variable_accumulation.accumulator,
+            accumulator_of(own_weights=True),
+            "its weight belongs to the divisor, too",
+        ),
+        (
+            variable_accumulation.accumulator,
+            accumulator_of(zero_weight=False),
+            "zero() must reset the sums and the weight",
+        ),
+        (
+            variable_accumulation.accumulator,
+            accumulator_of(in_place=True),
+            "add must not change the caller's array",
+        ),
+        (
+            noise_and_accuracy.standard_error,
+            lambda deviation, n: deviation * (n / (n - 1)) ** 0.5 / n**0.5,
+            "right",
+        ),
+        (
+            noise_and_accuracy.standard_error,
+            lambda deviation, n: deviation / n**0.5,
+            "which one should be divided by √n",
+        ),
+        (
+            noise_and_accuracy.standard_error,
+            lambda deviation, n: deviation * ((n - 1) / n) ** 0.5 / n**0.5,
+            "this makes it smaller",
+        ),
+        (
+            noise_and_accuracy.standard_error,
+            lambda deviation, n: deviation * n / (n - 1) / n**0.5,
+            "needs a square root, too",
+        ),
+        (
+            noise_and_accuracy.standard_error,
+            lambda deviation, n: deviation / (n - 1),
+            "divide a standard deviation by a square root",
+        ),
+        (
+            noise_and_accuracy.standard_error,
+            lambda deviation, n: deviation / 2**0.5,
+            "the standard error of seven runs is",
         ),
         (
             noise_and_accuracy.seed_by_seed,
@@ -537,6 +681,17 @@ def stage_of_copies(averages=2, bytes_each=4, last_resort=None):
                 1, round((noise * update / (devices * b * one)) ** 0.5)
             ),
             "b = 10 and an update that costs a tenth",
+        ),
+        (
+            batch_size.best_accumulation,
+            lambda *case: float(batch_size._best(*case)) + 0.5,
+            "return a whole number. Received: 1.5",
+        ),
+        (batch_size.best_accumulation, lambda *case: math.inf, "return a whole number"),
+        (
+            batch_size.best_accumulation,
+            lambda *case: np.float64(batch_size._best(*case)),
+            "right",
         ),
         (batch_size.noise_scale, of_squared_mean, "average the squared norms"),
         (

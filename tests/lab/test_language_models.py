@@ -60,6 +60,8 @@ def test_the_mistake_is_named(checker, answer, hint, capsys):
             {"sizes": {0: 1, 1000: 2}, "learning_rate": 0.1},
             "at most 1,000 updates. These are 1,524",
         ),
+        ({"sizes": {0: 4}, "learning_rate": 0.1}, "must be a dict of two batch sizes or more"),
+        ({"sizes": {0: 4, 600: 8}, "learning_rate": 0.1}, "choose two sizes or more"),
         ({"sizes": {0: 64, 9: 128}, "learning_rate": 0.1}, "20 updates end at"),
     ],
 )

@@ -100,6 +100,8 @@ def best_accumulation(answer: Any) -> None:
     the least time."""
     for case, said in _CASES:
         got = filled(answer(*case))
+        if isinstance(got, (float, np.floating)) and float(got).is_integer():
+            got = int(got)
         whole = isinstance(got, (int, np.integer)) and not isinstance(got, bool)
         require(whole, f"return a whole number. Received: {got!r}")
         require(got >= 1, f"a window has at least one micro-batch. Received: {got!r}")
@@ -176,8 +178,8 @@ def leaderboard_row(answer: Any) -> None:
         display(table.add(row))
     except ValueError as error:
         raise NotYet(str(error)) from None
-    reached = f"{row.accuracy_percent:.2f} % after {row.updates} updates"
+    reached = f"{row.accuracy_percent:.2f}% after {row.updates} updates"
     require(
         row.accuracy_percent >= ENOUGH,
-        f"{reached}, and {ENOUGH} % can be reached in {leaderboard.SECONDS:g} seconds",
+        f"{reached}, and {ENOUGH}% can be reached in {leaderboard.SECONDS:g} seconds",
     )

@@ -2,7 +2,7 @@
 probes of the audit."""
 
 import html
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -46,6 +46,10 @@ _PROBES["momentum, with a rate that falls"] = ProbeTraining(
     "momentum, with a rate that falls",
     ("momentum", "schedule"),
     lambda: replace(_PROBES["momentum"].make(), learning_rate=lambda update: 0.02 / (1 + update)),
+)
+_ONE_AT_A_TIME = (
+    "take the micro-batches one at a time, as a data loader gives them: add up the gradients of each "
+    "before you take the next, and don't ask an epoch for its length"
 )
 _WITHOUT_NAN = Hypothesis(frozenset(), replace(LoopRules(), nonfinite="microbatch"))
 
@@ -331,8 +335,14 @@ def without_nan(answer: Any) -> None:
         "with a finite loss and an infinity in one of the arrays of a micro-batch, the sum is not "
         "that of the other micro-batches",
     )
-    _, none = _pair(answer(bad, bad.weights, [window[1]]))
+    sums, none = _pair(answer(bad, bad.weights, [window[1]]))
     require(none == 0, f"where nothing is finite, the count is {none}, and should be 0")
+    hint = (
+        "where nothing is finite, the sums should be zeros: those of another replica are added to "
+        "them"
+    )
+    require(sums, hint)
+    require(not any(np.any(each) for each in _arrays(sums, sorted(wanted)).values()), hint)
 
 
 @dataclass(frozen=True)
@@ -383,11 +393,82 @@ def whole_loop(answer: Any) -> None:
     filled(answer(_PROBES["full windows"].make()))
     fault = _fault(answer, _PROBES["full windows"])
     require(not fault, fault)
-    found = audit(answer, supports=SUPPORTS)
-    for one in found.findings:
+    problem = _more_epochs()
+    found, right = answer(_more_epochs()), loop(problem)
+    first = len(problem.epochs[0]) // problem.k
+    only_first = _are_equal(found[:first], right[:first]) and not _are_equal(found, right)
+    require(not only_first, "momentum and the schedule go on from one epoch to the next")
+    verdict = audit(answer, supports=SUPPORTS)
+    for one in verdict.findings:
         require(False, f"the audit finds: {one.sentence} {one.evidence}")
-    refused = [why for why in found.skipped.values() if "does not support" not in why]
+    refused = [why for why in verdict.skipped.values() if "does not support" not in why]
     require(not refused, f"the audit cannot run your loop: {refused[:1]}")
     for name in ("momentum, with a rate that falls", "a NaN"):
         fault = _fault(answer, _PROBES[name])
         require(not fault, fault)
+    with np.errstate(all="ignore"):
+        found, right = answer(_lost_window()), loop(_lost_window())
+    hint = "a window in which nothing is finite is no update, and doesn't count as one"
+    require(_are_equal(found, right), hint)
+    answer(_one_at_a_time(_PROBES["two replicas"].make()))
+
+
+def _are_equal(found: list[Weights], right: list[Weights]) -> bool:
+    return len(found) == len(right) and all(
+        np.allclose(one[name], other[name], rtol=0, atol=1e-4)
+        for one, other in zip(found, right)
+        for name in other
+    )
+
+
+def _more_epochs() -> Problem:
+    """A problem with momentum, a rate that falls, and more than one epoch."""
+    problem = _PROBES["momentum, with a rate that falls"].make()
+    return replace(problem, epochs=2 * problem.epochs)
+
+
+def _lost_window() -> Problem:
+    """A problem whose second window has nothing finite, with a rate that falls."""
+    problem = _PROBES["a NaN"].make()
+    for x, _ in problem.epochs[0][problem.k : 2 * problem.k]:
+        x[:] = np.nan
+    return replace(problem, learning_rate=lambda update: 0.05 / (1 + update))
+
+
+def _one_at_a_time(problem: Problem) -> Problem:
+    """The same problem, whose epochs raise `NotYet` when micro-batches are collected."""
+    waiting: list[tuple] = []
+    epochs: list[Any] = [_Loader(epoch, waiting) for epoch in problem.epochs]
+    return _Streamed(**{**vars(problem), "epochs": epochs, "waiting": waiting})
+
+
+@dataclass(frozen=True)
+class _Streamed(Problem):
+    """A problem that notes which micro-batches wait for their gradients."""
+
+    waiting: list[tuple] = field(default_factory=list)
+
+    def gradients(self, weights: Weights, microbatch: tuple) -> tuple[float, Weights]:
+        self.waiting.clear()
+        return super().gradients(weights, microbatch)
+
+
+class _Loader:
+    """An epoch that can only be looped over, and of which at most two micro-batches may wait for
+    their gradients: loops may look one ahead to find the end."""
+
+    def __init__(self, microbatches: list[tuple], waiting: list[tuple]):
+        self._microbatches = microbatches
+        self._waiting = waiting
+
+    def __iter__(self) -> Iterator[tuple]:
+        for microbatch in self._microbatches:
+            require(len(self._waiting) < 2, _ONE_AT_A_TIME)
+            self._waiting.append(microbatch)
+            yield microbatch
+
+    def __len__(self) -> int:
+        raise NotYet(_ONE_AT_A_TIME)
+
+    def __getitem__(self, part: Any) -> Any:
+        raise NotYet(_ONE_AT_A_TIME)

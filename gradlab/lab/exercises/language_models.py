@@ -171,6 +171,9 @@ def recipe(answer: Any) -> None:
     sizes = BatchRamp(answer["sizes"]).sizes
     updates = updates_of(sizes)
     require(updates > 0, f"the first batch must have at most {TEXTS:,} texts. Received: {sizes[0]}")
+    # A size that no update reaches does not count
+    used = sum(first < updates for first in sizes)
+    require(used > 1, "choose two sizes or more: the batch has to grow")
     require(updates <= MOST_UPDATES, f"at most {MOST_UPDATES:,} updates. These are {updates:,}")
     _, loss = train(keras.optimizers.SGD(answer["learning_rate"]), sizes)
     require(

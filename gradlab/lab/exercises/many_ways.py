@@ -119,6 +119,12 @@ def _pairs(ones: np.ndarray) -> list[tuple]:
             "the largest number is the one with the largest absolute value",
         ),
         (np.array([np.nan, 4.0]), np.array([1.0, 4.0]), False, "NaN does not equal anything"),
+        (
+            np.array([np.inf, 4.0]),
+            np.array([1.0, 4.0]),
+            False,
+            "an infinite gradient is not equal: the largest value is that of theirs",
+        ),
     ]
 
 
@@ -234,6 +240,12 @@ def _dictionaries() -> list[tuple]:
             theirs,
             ["conv/bias"],
             "the gradient of conv/bias is NaN",
+        ),
+        (
+            rounded | {"conv/bias": np.full(6, np.inf)},
+            theirs,
+            ["conv/bias"],
+            "the gradient of conv/bias is infinite",
         ),
     ]
 

@@ -23,25 +23,30 @@ def rows_of_window(order, update, k, b):
 
 @exercise
 def standard_error(answer: Any) -> None:
-    """A function: accuracies -> the standard error of their mean."""
-    three = np.array([94.0, 95.0, 96.0])
-    got = filled(answer(three))
+    """A function: (standard deviation of n runs, with n in the denominator; n) -> the standard
+    error of their mean."""
+    deviation = (2 / 3) ** 0.5  # of 94, 95 and 96
+    got = filled(answer(deviation, 3))
     mistakes = {
-        1.0: "that is the standard deviation of one run. The standard error is smaller",
-        (2 / 3)
-        ** 0.5: "that is the standard deviation of one run, with n for n - 1. The standard error "
-        "is smaller",
-        2**0.5 / 3: "the mean was computed from the same runs, so divide by n - 1: see ddof",
-        1 / 3: "divide by the square root of the number of runs",
-        1
-        / 2**0.5: "ddof applies to the standard deviation only: take the square root of the number "
-        "of all runs",
+        deviation: "that is the standard deviation of one run. The standard error is smaller",
+        1.0: "that is the standard deviation with n - 1 in place of n. The standard error is smaller",
+        deviation / 3**0.5: "the mean comes from the same runs, so a deviation with n in the "
+        "denominator is too small: which one should be divided by √n?",
+        deviation * (2 / 3) ** 0.5 / 3**0.5: "the deviation with n - 1 in the denominator is the "
+        "larger one, and this makes it smaller",
+        deviation * 1.5 / 3**0.5: "a deviation is the square root of a variance: the factor that "
+        "replaces n by n - 1 needs a square root, too",
+        deviation / 3: "divide a standard deviation by a square root",
+        deviation / 2: "divide a standard deviation by a square root",
+        1 / 3: "divide a standard deviation by a square root",
     }
     require_unlike(got, mistakes)
-    require_close(got, 3**-0.5, "the standard error of 94, 95, 96")
+    require_close(got, 3**-0.5, "the standard error for 0.816 and n = 3")
     more = np.array([94.1, 95.3, 94.8, 95.0, 95.9, 94.7, 95.2])
-    require_close(answer(more), np.std(more, ddof=1) / 7**0.5, "the standard error of seven runs")
-    require_close(answer(np.array([1.0, 3.0])), 1.0, "the standard error of 1 and 3")
+    require_close(
+        answer(np.std(more), 7), np.std(more, ddof=1) / 7**0.5, "the standard error of seven runs"
+    )
+    require_close(answer(1.0, 2), 1.0, "the standard error for 1 and n = 2")
 
 
 @exercise

@@ -199,7 +199,8 @@ _RIGHT = (
     (_loop(), "it weights by examples, and updates at the end of the epoch"),
     (
         _rounded,
-        "it sums in float32, so its last digits differ. Is your comparison too strict?",
+        "it rounds its result to float32, so its last digits differ. Is your comparison too "
+        "strict?",
     ),
 )
 _BROKEN = (

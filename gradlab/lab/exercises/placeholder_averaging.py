@@ -65,11 +65,12 @@ def mean_of_stream(answer: Any) -> None:
 @exercise
 def mean_to_apply(answer: Any) -> None:
     """A function: (window, sizes, largest norm) -> the clipped weighted mean of the finite
-    micro-batches, or None."""
+    micro-batches, or None if they have less than half of the examples."""
     with np.errstate(all="ignore"):
         _check_clipping(answer)
         _check_means(_list(answer(_copies(), list(_WEIGHTS), 100.0), variables=2))
         _check_left_out(answer)
+        _check_too_few(answer)
 
 
 def _check_one_update(answer: Any, window: list) -> None:
@@ -250,6 +251,19 @@ def _check_left_out(answer: Any) -> None:
         )
     nothing = answer([[np.array([np.nan, 1.0]), np.array(1.0)]], [4], 100.0)
     require(nothing is None, "if every micro-batch is left out, there is no mean: return None")
+
+
+def _check_too_few(answer: Any) -> None:
+    bad = [np.array([np.nan, 1.0]), np.array(1.0)]
+    nothing = answer([bad, bad, _copies()[2]], [4, 4, 2], 100.0)
+    hint = "8 of 10 examples are left out, more than half: return None"
+    require(nothing is None, hint)
+    for first, sizes in (bad, [1, 1, 6]), (_copies()[2], [2, 3, 1]):
+        value = answer([first, bad, _copies()[2]], sizes, 100.0)
+        left = f"{sum(sizes[:2]) if first is bad else sizes[1]} of {sum(sizes)} examples"
+        what = f"of the sizes {sizes}, {left} are left out, which is not more than half"
+        require(value is not None, f"{what}: return the mean of the others")
+        require_close(_list(value, variables=2)[1], 9, f"{what}: the mean of the second variable")
 
 
 def _plan() -> tuple[SimpleNamespace, tf.Operation]:

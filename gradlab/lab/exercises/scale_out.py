@@ -34,11 +34,11 @@ def most_devices(answer: Any) -> None:
     )
     require(
         got != 16,
-        "16 devices reach 67 %: the ring takes 2 (p - 1) / p times s, which is nearly twice s",
+        "16 devices reach 67%: the ring takes 2 (p - 1) / p times s, which is nearly twice s",
     )
     require(
         got != 1,
-        "1 device is always 100 % efficient. Which is the largest number that is still efficient "
+        "1 device is always 100% efficient. Which is the largest number that is still efficient "
         "enough?",
     )
     for case, wanted in {
@@ -143,7 +143,7 @@ def _run_workers(answer: Callable, workers: list[tuple]) -> tuple[list, int]:
 def _check_devices(answer: Callable, case: tuple, wanted: int) -> None:
     microbatches, seconds, ring, efficiency = case
     got = float(filled(answer(*case)))
-    said = f"for {microbatches} micro-batches of {seconds:g} s, s = {ring:g} and {100 * efficiency:.0f} %"
+    said = f"for {microbatches} micro-batches of {seconds:g} s, s = {ring:g} and {100 * efficiency:.0f}%"
     require(
         got == int(got) and 1 <= got <= microbatches,
         f"{said}: {got:g} is not from 1 to {microbatches}",
@@ -154,7 +154,5 @@ def _check_devices(answer: Callable, case: tuple, wanted: int) -> None:
     )
     work = microbatches * seconds
     reached = work / (work + 2 * (got - 1) * ring)
-    require(got <= wanted, f"{said}: {got:g} devices reach only {100 * reached:.1f} %")
-    require(
-        got >= wanted, f"{said}: {got:g} devices reach {100 * reached:.1f} %, but more would do"
-    )
+    require(got <= wanted, f"{said}: {got:g} devices reach only {100 * reached:.1f}%")
+    require(got >= wanted, f"{said}: {got:g} devices reach {100 * reached:.1f}%, but more would do")

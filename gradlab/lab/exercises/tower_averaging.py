@@ -38,8 +38,8 @@ def mean_over_towers(answer: Any) -> None:
 
 @exercise
 def gradients_by_variable(answer: Any) -> None:
-    """A function: lists over towers of (gradient, variable) -> a list over variables of tuples of
-    gradients."""
+    """A function: lists over towers of (gradient, name of the variable) -> a list over variables,
+    in the order of the first tower, of tuples of gradients."""
     got = filled(answer([[(1, "a"), (2, "b")], [(3, "a"), (4, "b")]]))
     got = [tuple(column) for column in got]
     require(len(got) == 2, f"there are two variables, so two tuples. Your answer has {len(got)}")
@@ -48,6 +48,16 @@ def gradients_by_variable(answer: Any) -> None:
         "take the gradient of each pair",
     )
     require(got == [(1, 3), (2, 4)], f"it should be [(1, 3), (2, 4)], and is {got}")
+    other = [[(1, "a"), (2, "b")], [(4, "b"), (3, "a")]]
+    require(
+        [tuple(c) for c in answer(other)] == [(1, 3), (2, 4)],
+        "the second tower lists b first: take the gradients by name",
+    )
+    other = [[(2, "b"), (1, "a")], [(3, "a"), (4, "b")]]
+    require(
+        [tuple(c) for c in answer(other)] == [(2, 4), (1, 3)],
+        "the first tower lists b first, so the gradients of b come first",
+    )
     require(
         [tuple(c) for c in answer([[(7, "a")]] * 3)] == [(7, 7, 7)],
         "it must work for three towers, too",

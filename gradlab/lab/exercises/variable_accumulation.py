@@ -23,11 +23,11 @@ from gradlab.lab.exercises import (
 
 @exercise
 def accumulator(answer: Any) -> None:
-    """A class with zero, add and mean, for one gradient."""
-    made = answer()
+    """A class with zero, add and mean, for a list with the gradient of each variable."""
+    made = answer(2)
     made.zero()
-    made.add(np.array(1.0), 2)
-    made.add(np.array(4.0), 1)
+    made.add([np.array(1.0), None], 2)
+    made.add([np.array(4.0), np.array(6.0)], 1)
     mistakes = {
         6: "which is the weighted sum: divide by the weight that was added",
         2.5: "which is the unweighted mean: use the weights",
@@ -35,29 +35,30 @@ def accumulator(answer: Any) -> None:
         5: "which is the unweighted sum",
         4: "which is the last gradient alone",
     }
-    mean = made.mean()
-    require_close(
-        mean, 2, "after 1 with weight 2 and 4 with weight 1 the mean", hint_for(mean, mistakes)
-    )
-    require_close(
-        made.mean(), 2, "called a second time, the mean", "but mean() must not change anything"
-    )
+    first, second = _means(made, 2)
+    what = "after 1 with weight 2 and 4 with weight 1 the mean"
+    require_close(first, 2, what, hint_for(first, mistakes))
+    mistakes = {6: "but the gradient None counts as zero: its weight belongs to the divisor, too"}
+    what = "after None with weight 2 and 6 with weight 1 the mean"
+    require_close(second, 2, what, hint_for(second, mistakes))
+    hint = "but mean() must not change anything"
+    require_close(_means(made, 2), [2, 2], "called a second time, the list of the means", hint)
 
     made.zero()
-    made.add(np.array(10.0), 1)
-    hint = "and should be 10: zero() must reset both the sum and the weight"
-    require_close(made.mean(), 10, "in a second window of the one gradient 10, the mean", hint)
+    made.add([np.array(10.0), np.array(20.0)], 1)
+    made.add([None, np.array(10.0)], 1)
+    hint = "and should be [5, 15]: zero() must reset the sums and the weight"
+    what = "after [10, 20] and [None, 10] in a second window, the list of the means"
+    require_close(_means(made, 2), [5, 15], what, hint)
 
     given = [np.array([1.0, 2.0]), np.array([3.0, 6.0])]
-    other = answer()
+    other = answer(2)
     for gradient in given:
-        other.add(gradient, 1)
-    require_close(
-        other.mean(),
-        [2, 4],
-        "the mean of [1, 2] and [3, 6]",
-        "and should be [2, 4] with a new accumulator",
-    )
+        other.add([gradient, np.array(7.0)], 1)
+    vector, scalar = _means(other, 2)
+    hint = "and should be [2, 4] with a new accumulator"
+    require_close(vector, [2, 4], "the mean of [1, 2] and [3, 6]", hint)
+    require_close(scalar, 7, "the mean of 7 and 7", "and should be 7 with a new accumulator")
     untouched = given[0].tolist() == [1, 2] and given[1].tolist() == [3, 6]
     require(
         untouched,
@@ -65,24 +66,35 @@ def accumulator(answer: Any) -> None:
         "caller's array",
     )
 
-    reused = answer()
+    reused = answer(1)
     array = np.array([1.0, 2.0])
-    reused.add(array, 1)
+    reused.add([array], 1)
     array[...] = [3.0, 6.0]
-    reused.add(array, 1)
+    reused.add([array], 1)
     hint = "and should be [2, 4]: add must not keep the array, which its caller overwrites before the next add"
-    require_close(reused.mean(), [2, 4], "the mean of [1, 2] and [3, 6] in one reused array", hint)
+    [mean] = _means(reused, 1)
+    require_close(mean, [2, 4], "the mean of [1, 2] and [3, 6] in one reused array", hint)
 
-    many = answer()
+    many = answer(1)
     tracemalloc.start()
     for _ in range(50):
-        many.add(np.ones(10_000), 1)
+        many.add([np.ones(10_000)], 1)
     kept = tracemalloc.get_traced_memory()[0] / np.ones(10_000).nbytes
     tracemalloc.stop()
     require(
         kept < 5,
         f"after 50 micro-batches the memory of {kept:.0f} gradients is in use: keep their sum only",
     )
+
+
+def _means(made: Any, count: int) -> list:
+    """What mean() returns, if it is a list of so many means."""
+    means = made.mean()
+    missing = "mean() returns nothing yet: put your answer in place of the dots"
+    require(means is not None and means is not ..., missing)
+    wanted = f"mean() should return a list of {count}, one for each variable"
+    require(isinstance(means, list | tuple | np.ndarray) and len(means) == count, wanted)
+    return list(means)
 
 
 @exercise
