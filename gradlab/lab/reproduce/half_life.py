@@ -16,7 +16,6 @@ The rules were decided before the first whole run. Shorter runs had been seen by
 grids of rates, the network and the number of characters.
 """
 
-import functools
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -93,33 +92,34 @@ def rates_of(way: str, batch: int) -> np.ndarray:
 
 
 def losses_of(way: str, batch: int, characters: int, seeds: int) -> list[dict[str, Any]]:
-    """Train in one way: a row for each seed and rate, with the mean loss of the held-out texts.
-
-    The seeds are trained side by side: the operations of a small batch keep one core busy.
-    """
-    train = functools.partial(_losses_from, way, batch, characters)
-    with ThreadPoolExecutor() as threads:
-        return [row for rows in threads.map(train, range(seeds)) for row in rows]
-
-
-def _losses_from(way: str, batch: int, characters: int, seed: int) -> list[dict[str, Any]]:
+    """Train in one way: a row for each seed and rate, with the mean loss of the held-out texts."""
     text = datasets.shakespeare()
-    rng = np.random.default_rng(seed)
-    weights = tf.constant(np.tile(starting_weights(rng), [RATES, 1]))
-    starts = rng.integers(len(text.train) - LENGTH, size=characters // LENGTH)
-    texts = tf.constant(texts_at(text.train, starts).reshape(-1, batch, LENGTH + 1))
     rates = rates_of(way, batch)
-    if way == SGD:
-        reached = train_by_sgd(weights, texts, tf.constant(rates, "float32"))
-    else:
-        beta_2 = tf.constant(beta_2_of(way, batch), "float32")
-        reached = train_by_adam(weights, texts, tf.constant(rates, "float32"), beta_2)
-    starts = np.arange(HELD_OUT) * (len(text.held_out) // HELD_OUT)
-    losses = mean_losses(reached, tf.constant(texts_at(text.held_out, starts))).numpy()
+    settings = [tf.constant(rates, "float32")]
+    if way != SGD:
+        settings.append(tf.constant(beta_2_of(way, batch), "float32"))
+    starts = [_start(text.train, batch, characters, seed) for seed in range(seeds)]
+    train = train_by_sgd if way == SGD else train_by_adam
+    traced = train.get_concrete_function(*starts[0], *settings)
+    # Side by side, because the operations of a small batch keep one core busy
+    with ThreadPoolExecutor() as threads:
+        ends = list(threads.map(lambda start: traced(*start, *settings), starts))
+    places = np.arange(HELD_OUT) * (len(text.held_out) // HELD_OUT)
+    held_out = tf.constant(texts_at(text.held_out, places))
     return [
         {"way": way, "batch": batch, "seed": seed, "rate": rate, "loss": float(f"{loss:.5g}")}
-        for rate, loss in zip(rates, losses)
+        for seed, weights in enumerate(ends)
+        for rate, loss in zip(rates, mean_losses(weights, held_out).numpy())
     ]
+
+
+def _start(numbers: np.ndarray, batch: int, characters: int, seed: int) -> list[tf.Tensor]:
+    """The weights of all copies at the start, and the texts of each update."""
+    rng = np.random.default_rng(seed)
+    weights = np.tile(starting_weights(rng), [RATES, 1])
+    places = rng.integers(len(numbers) - LENGTH, size=characters // LENGTH)
+    texts = texts_at(numbers, places).reshape(-1, batch, LENGTH + 1)
+    return [tf.constant(weights), tf.constant(texts)]
 
 
 def texts_at(numbers: np.ndarray, starts: np.ndarray) -> np.ndarray:
