@@ -42,7 +42,10 @@ RULES: dict[str, tuple[tuple[str, ...], str]] = {
     "ragged tail": (("tail_dropped", "tail_carried", "divided_by_k"), "a short window"),
     "tokens, sizes": (("mean_of_means",), "texts of different lengths"),
     "clipping": (("clipped_per_microbatch",), "clipping"),
-    "schedule": (("schedule_per_microbatch", "schedule_stretched", "off_by_one"), "a schedule"),
+    "schedule": (
+        ("schedule_per_microbatch", "schedule_stretched", "schedule_restarts", "off_by_one"),
+        "a schedule",
+    ),
     "Adam, decay": (("bias_correction_per_microbatch", "decay_per_microbatch"), "Adam"),
     "replicas": ((), "two replicas"),
 }

@@ -102,11 +102,22 @@ BUGS = {
         "fast.",
         "Step the schedule where the optimizer steps.",
         f"{PITFALLS}, 6. Clocks: schedules and Adam count micro-batches",
-        (
-            {"schedule": lambda updates, microbatches, k: microbatches - 1},
-            {"schedule": lambda updates, microbatches, k: microbatches},
-            {"schedule": lambda updates, microbatches, k: updates * k},
+        tuple(
+            _variants(
+                schedule=(
+                    lambda updates, microbatches, k: microbatches - 1,
+                    lambda updates, microbatches, k: microbatches,
+                    lambda updates, microbatches, k: updates * k,
+                ),
+                schedule_of=("training", "epoch"),
+            )
         ),
+    ),
+    "schedule_restarts": KnownBug(
+        "The learning-rate schedule begins anew in every epoch.",
+        "Count the updates of the whole training.",
+        f"{PITFALLS}, 6. Clocks: schedules and Adam count micro-batches",
+        ({"schedule_of": "epoch"},),
     ),
     "schedule_stretched": KnownBug(
         "The learning-rate schedule advances once in k updates: it runs k times too slowly.",

@@ -43,6 +43,7 @@ class LoopRules:
             mean ("part"), or the "running" mean after each micro-batch.
         schedule: the rate is that of the update, or of another number: a function (updates,
             micro-batches, k).
+        schedule_of: the numbers of the schedule are those of the "training", or of the "epoch".
         correction: Adam's number of steps, likewise.
         decay: once for each "update"; for each micro-batch as it comes ("microbatch"), or k times
             at the update.
@@ -72,6 +73,7 @@ class LoopRules:
     recorded: str = "updates"
     clip: str = "window"
     schedule: Callable[[int, int, int], int] = lambda updates, microbatches, k: updates
+    schedule_of: str = "training"
     correction: Callable[[int, int, int], int] = lambda updates, microbatches, k: updates + 1
     decay: str = "update"
     precision: str | None = None
@@ -145,6 +147,7 @@ class _Run:
         self._weights = as_vector(problem, problem.weights)
         self._moments = np.zeros((2, self._weights.size))
         self._updates = self._microbatches = self._position = 0
+        self._schedule_begins = 0, 0
         self._kept = np.zeros(self._weights.size)
         self._window: list[tuple] = []
         self._ahead = 1.0
@@ -165,6 +168,8 @@ class _Run:
         )
         if rules.tail == "added":
             self._position = 0
+        if rules.schedule_of == "epoch":
+            self._schedule_begins = self._updates, self._microbatches
         for number, microbatch in enumerate(microbatches):
             if self._position == 0:
                 window = microbatches[number : number + self._problem.k * self._problem.replicas]
@@ -312,7 +317,10 @@ class _Run:
         return True
 
     def _rate(self) -> float:
-        number = self._rules.schedule(self._updates, self._microbatches, self._problem.k)
+        updates, microbatches = self._schedule_begins
+        number = self._rules.schedule(
+            self._updates - updates, self._microbatches - microbatches, self._problem.k
+        )
         return float(self._problem.learning_rate(max(0, number)))
 
     def _decay(self, times: int) -> None:

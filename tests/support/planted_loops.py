@@ -16,7 +16,7 @@ SWITCHES = (
     ("sum_for_mean", "divided_by_k"),
     ("tail_dropped", "tail_carried"),
     ("first_only", "last_only"),
-    ("schedule_per_microbatch", "schedule_stretched"),
+    ("schedule_per_microbatch", "schedule_stretched", "schedule_restarts"),
     ("not_reset", "last_only"),
     ("first_only", "step_per_microbatch"),
     ("not_reset", "nonfinite_poisons"),
@@ -64,6 +64,7 @@ def planted(
         waiting, history, microbatches, position = [], [], 0, 0
         generator, draws = np.random.default_rng(seed), None
         for epoch in problem.epochs:
+            earlier = optimizer.steps if has("schedule_restarts") else 0
             for number, microbatch in enumerate(epoch, start=1):
                 microbatches += 1
                 position += 1
@@ -96,7 +97,7 @@ def planted(
                 elif has("schedule_stretched"):
                     rate = problem.learning_rate(optimizer.steps // problem.k)
                 else:
-                    rate = problem.learning_rate(optimizer.steps)
+                    rate = problem.learning_rate(optimizer.steps - earlier)
                 if has("off_by_one") and off_by_one == "schedule":
                     rate = problem.learning_rate(optimizer.steps + 1)
                 if has("decay_per_microbatch"):
