@@ -152,7 +152,7 @@ def gradient_sums(
     sums: list[Carried | InPlace | Rows] = []
     left = iter(accumulators or [])
     for i, variable in enumerate(variables):
-        dtype_of_sum = tf.as_dtype(dtype) if dtype else accumulation_dtype(variable.dtype)
+        dtype_of_sum = accumulation_dtype(variable.dtype, dtype)
         if i in sparse:
             sums.append(Rows(variable, dtype_of_sum))
         elif accumulators:

@@ -57,10 +57,7 @@ class GradientAccumulator:
             )
         check_variables("variables", self._variables)
         floating_dtype("dtype", dtype)
-        self._dtypes = [
-            accumulation_dtype(v.dtype) if dtype is None else tf.as_dtype(dtype)
-            for v in self._variables
-        ]
+        self._dtypes = [accumulation_dtype(v.dtype, dtype) for v in self._variables]
         for variable, wanted in zip(self._variables, self._dtypes):
             if not wanted.is_floating:
                 raise ValueError(

@@ -108,14 +108,18 @@ def sum_rows(values: tf.Tensor, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tenso
     return rows, tf.math.unsorted_segment_sum(values, position, tf.size(rows))
 
 
-def accumulation_dtype(dtype: tf.DType | str) -> tf.DType:
-    """The type in which gradients are summed: float32 for the half-precision types, otherwise their
-    own type.
+def accumulation_dtype(dtype: tf.DType | str, chosen: tf.DType | str | None = None) -> tf.DType:
+    """The type in which gradients are summed: the chosen one, or float32 for the half-precision
+    types, otherwise their own type.
 
     >>> accumulation_dtype("bfloat16"), accumulation_dtype("float64")
     (tf.float32, tf.float64)
+    >>> accumulation_dtype("float32", chosen="float64")
+    tf.float64
     """
     dtype = tf.as_dtype(dtype)
+    if chosen is not None:
+        return tf.as_dtype(chosen)
     return tf.float32 if dtype in (tf.float16, tf.bfloat16) else dtype
 
 

@@ -148,19 +148,29 @@ def test_sums_of_nothing_are_zeros(capsys):
     assert capsys.readouterr().out == "right\n"
 
 
-def streamed(forgets=False, restarts=False, counts_lost=False):
+def streamed(
+    forgets=False, restarts=False, counts_lost=False, clips_replicas=False, drops_short=False
+):
     """A loop that takes the micro-batches one at a time, with a mistake."""
 
     def train(problem):
         weights, history, number = problem.weights, [], 0
         state, size = {}, problem.k * problem.replicas
         zeros = {name: np.zeros(np.shape(value)) for name, value in weights.items()}
+        limit = problem.clip_norm or np.inf
 
-        def update(total, count, number):
-            if not count:
+        def alone(total, count):
+            gradient = build._clipped(build._combined([(total, count)]), limit)
+            return {name: value * count for name, value in gradient.items()}, count
+
+        def update(parts, number):
+            parts = [part for part in parts if part[1]]
+            if not parts:
                 return weights, number + counts_lost
-            gradient = build._combined([(total, count)])
-            gradient = build._clipped(gradient, problem.clip_norm or np.inf)
+            if clips_replicas:
+                gradient = build._combined([alone(*part) for part in parts])
+            else:
+                gradient = build._clipped(build._combined(parts), limit)
             history.append(build._step(problem, weights, gradient, state, number))
             return history[-1], number + 1
 
@@ -168,16 +178,18 @@ def streamed(forgets=False, restarts=False, counts_lost=False):
             number = 0 if restarts else number
             if forgets:
                 state.clear()
-            total, count, seen = zeros, 0, 0
+            parts, seen = [(zeros, 0)] * problem.replicas, 0
             for microbatch in epoch:
                 more, examples = build._add_up(problem, weights, [microbatch])
+                total, count = parts[seen % problem.replicas]
                 total = {name: total[name] + more[name] for name in total}
-                count, seen = count + examples, seen + 1
+                parts[seen % problem.replicas] = total, count + examples
+                seen += 1
                 if seen == size:
-                    weights, number = update(total, count, number)
-                    total, count, seen = zeros, 0, 0
-            if seen:
-                weights, number = update(total, count, number)
+                    weights, number = update(parts, number)
+                    parts, seen = [(zeros, 0)] * problem.replicas, 0
+            if seen and not (drops_short and problem.replicas > 1):
+                weights, number = update(parts, number)
         return history
 
     return train
@@ -189,6 +201,8 @@ def streamed(forgets=False, restarts=False, counts_lost=False):
         ("forgets", "go on from one epoch to the next"),
         ("restarts", "go on from one epoch to the next"),
         ("counts_lost", "is no update, and doesn't count as one"),
+        ("clips_replicas", "combine the replicas first, clip once"),
+        ("drops_short", "update at the end of an epoch"),
     ],
 )
 def test_what_the_audit_does_not_see_of_a_whole_loop(mistake, hint, capsys):

@@ -46,6 +46,35 @@ CHECKERS = [
     and hasattr(checker, "__wrapped__")
     and checker.__module__ == f"gradlab.lab.exercises.{module}"
 ]
+
+
+def mean_by_a_loop(gradient_of, weights):
+    total = tf.zeros([2])
+    for i in tf.range(tf.shape(weights)[0]):
+        total += weights[i] * gradient_of(i)
+    return total / tf.reduce_sum(weights)
+
+
+def rate_at_each_microbatch(microbatches, w, k, learning_rate):
+    """The right loop, but for a rate that it reads more often than it needs it."""
+    total, examples, update = 0.0, 0, 0
+    for number, (x, y) in enumerate(microbatches, start=1):
+        rate = learning_rate(update)
+        total += np.sum((w * x - y) * x)
+        examples += len(x)
+        if number % k == 0 or number == len(microbatches):
+            w -= rate * total / examples
+            total, examples, update = 0.0, 0, update + 1
+    return w
+
+
+def check_with_two_rates(train):
+    """A check that sees no bug but the loop that asks for a third rate."""
+    rates = [0.1, 0.05]
+    x, y = np.ones(2), np.zeros(2)
+    return train([(x, y)] * 4, 1.0, 2, lambda update: rates[update]) is not None
+
+
 WRONG = [
     ...,
     None,
@@ -676,6 +705,21 @@ def stage_of_copies(averages=2, bytes_each=4, last_resort=None):
         ),
         (start_here.noise_of_windows, lambda losses, k: losses.std() / k**0.5, "the law 1/√k"),
         (
+            start_here.noise_of_windows,
+            lambda losses, k: losses.reshape(-1, k).mean(axis=1).std(ddof=1),
+            "that is ddof=1",
+        ),
+        (start_here.smallest_k, 16, "16 micro-batches of 24 are 384"),
+        (start_here.smallest_k, 17, "this is right for one tower"),
+        (variable_accumulation.mean_in_a_loop, tf.function(mean_by_a_loop), "right"),
+        (
+            variable_accumulation.is_right,
+            lambda mean: np.isclose(mean(np.array([1.0, 4, 3]), np.array([1, 2, 1.0])), 3),
+            "your test accepts a method that drops the tail",
+        ),
+        (pitfalls.train, rate_at_each_microbatch, "right"),
+        (pitfalls.is_right, check_with_two_rates, "your check accepts a wrong loop"),
+        (
             batch_size.best_accumulation,
             lambda noise, b, devices, one, update: max(
                 1, round((noise * update / (devices * b * one)) ** 0.5)
@@ -734,7 +778,7 @@ def stage_of_copies(averages=2, bytes_each=4, last_resort=None):
         ),
         (remat_and_half_precision.best_block, lambda layers: 1, "input of each layer is kept"),
         (remat_and_half_precision.best_block, lambda layers: layers, "all are kept"),
-        (remat_and_half_precision.best_block, lambda layers: layers**0.5, "not a whole number"),
+        (remat_and_half_precision.best_block, lambda layers: layers**0.5, "64 layers"),
         (
             remat_and_half_precision.best_block,
             lambda layers: max(layers // 8, 1),

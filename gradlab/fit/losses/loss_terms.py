@@ -33,7 +33,7 @@ class Objective:
             is said of them.
 
     Attributes:
-        numbers: the names of the losses that give one number for a batch instead of one for each
+        batch_valued: the names of the losses that give one number for a batch instead of one for each
             example, as of the last call: `own`, or losses of `compile`.
         unknown: the names of losses with a value for each example that may depend on other
             examples, likewise.
@@ -98,7 +98,7 @@ class Objective:
                 sum.
             examples: the number of examples, a scalar tensor.
             mean_factors: for each of the numbers that are said to be means or sums, in the order of
-                `numbers` and then of added, a factor that makes it a mean over the examples. None:
+                `batch_valued` and then of added, a factor that makes it a mean over the examples. None:
                 they are means.
             prediction_gradients: for each loss over the whole batch, in order, its gradients with respect to
                 these predictions. None: the terms of these losses are 0.
@@ -134,7 +134,7 @@ class Objective:
         return terms
 
     def one_by_one(self, batch: tuple, y_pred: Any, added: list) -> list:
-        """The losses that are one number for a batch, in the order of `numbers`, those that layers
+        """The losses that are one number for a batch, in the order of `batch_valued`, those that layers
         added, and the sums of those that are `unknown`.
 
         An own loss that adds `model.losses` itself contains what layers added already.

@@ -128,6 +128,11 @@ class WindowUpdate:
         self._variables: list = []
 
     @property
+    def accumulator_dtype(self) -> Any:
+        """The type in which gradients are summed; None if it depends on the variable."""
+        return self._loop.dtype
+
+    @property
     def in_flight(self) -> InFlight | None:
         """The number of micro-batches that are computed at once, with its reason; None before it is
         chosen."""
@@ -150,10 +155,7 @@ class WindowUpdate:
         variables = self._trained()
         sparse = positions_of_tables(self.model, self._sparse, variables)
         variables = [variable for i, variable in enumerate(variables) if i not in sparse]
-        dtypes = [
-            tf.as_dtype(self._loop.dtype or accumulation_dtype(variable.dtype))
-            for variable in variables
-        ]
+        dtypes = [accumulation_dtype(variable.dtype, self._loop.dtype) for variable in variables]
         shapes = [tf.TensorShape(variable.shape) for variable in variables]
         in_flight = self._program.choose(
             batch, sum(t.size * shape.num_elements() for t, shape in zip(dtypes, shapes))

@@ -293,7 +293,8 @@ class WindowProgram:
 
     def _between_passes(self, window: _Window, batch: tuple, variables: list) -> BatchLossGradients:
         """The losses over the whole batch and their gradients, of which the next pass makes those
-        of the variables; nothing if there are none, or in an result."""
+        of the variables; nothing if there are none, or in an
+        evaluation."""
         plan = window.plan
         if not (self._training and plan.whole):
             return BatchLossGradients()

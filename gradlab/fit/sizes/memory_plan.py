@@ -184,7 +184,12 @@ def plan_memory(
 
 
 def plan_of(
-    model: keras.Model, objective: Objective, optimizer: Any, batch: tuple, in_flight: int = 1
+    model: keras.Model,
+    objective: Objective,
+    optimizer: Any,
+    batch: tuple,
+    in_flight: int = 1,
+    accumulator_dtype: Any = None,
 ) -> MemoryPlan | None:
     """The plan of a built model and optimizer, or None if loops hide the model's memory.
 
@@ -192,15 +197,18 @@ def plan_of(
         objective: the loss.
         batch: (x, y, sample_weight): tensors or their types.
         in_flight: the number of micro-batches that are computed at once.
+        accumulator_dtype: as in `gradlab.Trainer`.
     """
-    dtypes = [accumulation_dtype(variable.dtype) for variable in model.trainable_weights]
     step = _Step(model, objective, batch)
     found = liveness(step.trace, step.gradients)
     if found is None:
         return None
     weights = sum(_bytes(variable, variable.dtype) for variable in model.variables)
     averages = sum(_bytes(variable, variable.dtype) for variable in optimizer.variables)
-    accumulators = sum(_bytes(v, dtype) for v, dtype in zip(model.trainable_weights, dtypes))
+    accumulators = sum(
+        _bytes(variable, accumulation_dtype(variable.dtype, accumulator_dtype))
+        for variable in model.trainable_weights
+    )
     cpu = WITH_ONEDNN if internals.uses_onednn() else WITHOUT_ONEDNN
     gaps = (cpu.variables - 1) * (weights + averages + accumulators)
     on_gpu = bool(tf.config.list_logical_devices("GPU"))

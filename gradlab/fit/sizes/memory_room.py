@@ -119,7 +119,13 @@ def _plan(update: WindowUpdate, batch: tuple) -> MemoryPlan:
     """The plan of the memory."""
     # Ragged and sparse examples have no size of their own
     is_dense = all(isinstance(tensor, tf.Tensor) for tensor in tensors_of(batch))
-    found = plan_of(update.model, update.objective, update.optimizer, batch) if is_dense else None
-    if found is None:
+    found = is_dense and plan_of(
+        update.model,
+        update.objective,
+        update.optimizer,
+        batch,
+        accumulator_dtype=update.accumulator_dtype,
+    )
+    if not found:
         raise ValueError(NOT_PLANNED)
     return found

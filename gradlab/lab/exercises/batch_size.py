@@ -131,7 +131,7 @@ _CASES = (
     ((100_000, 8, 64, 0.1, 0.7), "64 GPUs with a slow all-reduce and a noise scale of 100,000"),
     (
         (1000, 10, 1, 0.05, 0.05),
-        "one GPU, 1,000 examples of noise scale, an update that costs one micro-batch",
+        "one GPU, a noise scale of 1,000, and an update that costs as much as a micro-batch",
     ),
     ((1000, 5, 4, 0.2, 0.15), "four GPUs, a noise scale of 1,000 and b = 5"),
     ((5000, 4, 2, 0.01, 0.0), "two GPUs that exchange gradients in no time"),

@@ -406,6 +406,11 @@ def whole_loop(answer: Any) -> None:
     for name in ("momentum, with a rate that falls", "a NaN"):
         fault = _fault(answer, _PROBES[name])
         require(not fault, fault)
+    hint = (
+        "with two replicas, clipping and a short window at once, the weights are wrong: combine the "
+        "replicas first, clip once, and update at the end of an epoch"
+    )
+    require(_are_equal(answer(_together()), loop(_together())), hint)
     with np.errstate(all="ignore"):
         found, right = answer(_lost_window()), loop(_lost_window())
     hint = "a window in which nothing is finite is no update, and doesn't count as one"
@@ -425,6 +430,13 @@ def _more_epochs() -> Problem:
     """A problem with momentum, a rate that falls, and more than one epoch."""
     problem = _PROBES["momentum, with a rate that falls"].make()
     return replace(problem, epochs=2 * problem.epochs)
+
+
+def _together() -> Problem:
+    """A problem with two replicas, clipping, and a short window at the end of each epoch."""
+    problem = _PROBES["two replicas"].make()
+    [epoch] = problem.epochs
+    return replace(problem, epochs=2 * [epoch[:11]], clip_norm=1.5)
 
 
 def _lost_window() -> Problem:

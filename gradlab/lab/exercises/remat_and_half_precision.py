@@ -12,6 +12,8 @@ def best_block(answer: Any) -> None:
     """A function: layers -> how many of them a block of `keras.remat` should have."""
     for layers in (16, 64, 36, 18, 40, 1):
         got = filled(answer(layers))
+        if isinstance(got, float | np.floating) and float(got).is_integer():
+            got = int(got)
         said = f"for {layers} layers"
         require(
             isinstance(got, int | np.integer) and got > 0 and layers % got == 0,

@@ -32,7 +32,12 @@ def smallest_k(answer: Any) -> None:
         answer != 8,
         "8 micro-batches on each of two towers with 24 examples are 384: that is fewer than 400",
     )
-    require(answer not in (16, 17), "this is right for one tower. There are two")
+    require(answer != 17, "this is right for one tower. There are two")
+    require(
+        answer != 16,
+        "16 micro-batches of 24 are 384, fewer than 400, and they are those of one tower. There "
+        "are two",
+    )
     require_close(
         answer, 9, "the smallest k", "and should be the first whole number with 2 × k × 24 ≥ 400"
     )
@@ -54,16 +59,15 @@ def noise_of_windows(answer: Any) -> None:
         6.5**0.5
         / 2: f"{pairs} 1.27: this is the noise of single losses, divided by k. Average first",
         3.25**0.5: f"{pairs} 1.80: {law}",
+        8**0.5: f"{pairs} 2.83: that is ddof=1. Use NumPy's default std",
     }
     require_unlike(got, mistakes)
-    # That is ddof=1, which makes no difference for many windows
-    if not np.isclose(got, np.sqrt(8)):
-        require_close(
-            got,
-            2,
-            "the noise of [1, 3, 8, 4] with k = 2",
-            "and should be 2, as the windows' means are 2 and 6",
-        )
+    require_close(
+        got,
+        2,
+        "the noise of [1, 3, 8, 4] with k = 2",
+        "and should be 2, as the windows' means are 2 and 6",
+    )
     losses = np.random.default_rng(0).exponential(size=160_000)
     for k in (1, 16):
         wanted = losses.reshape(-1, k).mean(axis=1).std()

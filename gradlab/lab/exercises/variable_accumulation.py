@@ -114,6 +114,7 @@ def repaired_rate(answer: Any) -> None:
 def mean_in_a_loop(answer: Any) -> None:
     """A function for tf.function: (i -> gradient of micro-batch i, weights) -> the weighted mean of
     the gradients."""
+    answer = getattr(answer, "python_function", answer)  # it may be a tf.function already
     table = tf.constant([[1.0, 2.0], [4.0, 8.0], [10.0, 0.0], [0.0, 5.0], [3.0, 3.0]])
     calls = []
 
@@ -201,7 +202,9 @@ _PLANTED = (
     ),
     (lambda gradients, weights: _mean(gradients, [1] * len(weights)), "ignores the weights"),
     (
-        lambda gradients, weights: _mean(gradients[:-1] or gradients, weights[:-1] or weights),
+        lambda gradients, weights: (
+            _mean(gradients[:-1], weights[:-1]) if len(weights) > 1 else _mean(gradients, weights)
+        ),
         "drops the tail",
     ),
     (

@@ -620,6 +620,19 @@ def test_workers_with_unequal_parts_that_all_fit_do_not_speak_of_the_least(monke
     assert "least" not in said[28] and said[5].endswith(", on the worker that allows least; here 9")
 
 
+def test_accumulators_are_planned_in_the_type_in_which_gradients_are_summed():
+    model = network()
+    optimizer = keras.optimizers.SGD()
+    optimizer.build(model.trainable_weights)
+    batch = tf.zeros([8, *model.input_shape[1:]]), tf.zeros([8, *model.output_shape[1:]]), None
+    planned = {}
+    for dtype in (None, "float64"):
+        update = WindowUpdate(model, optimizer, Objective("mse"), 1, accumulator_dtype=dtype)
+        planned[dtype] = memory_room._plan(update, batch).accumulators
+    weights = sum(math.prod(variable.shape) for variable in model.trainable_weights)
+    assert planned == {None: 4 * weights, "float64": 8 * weights}
+
+
 @pytest.mark.slow
 def test_a_gpu_begins_with_the_whole_batch_and_survives(monkeypatch):
     """Its allocator reports when memory ends."""

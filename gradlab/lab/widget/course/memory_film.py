@@ -69,7 +69,7 @@ def sentence(plan: MemoryPlan, batch: int, b: int, limit: float) -> str:
         end = _end(total, limit)
         if end == len(total):
             return "fits"
-        return f"does not fit: memory runs out after {end / len(total):.0%} of the work"
+        return f"does not fit: memory runs out after {end / len(total):.0%} of the operations"
 
     said = f"One large batch of {batch} needs {mib(whole.max())} MiB and {outcome(whole)}."
     if b < batch:
@@ -199,7 +199,7 @@ class MemoryFilm:
         >>> model = keras.Sequential([keras.Input([2000]), keras.layers.Dense(2000), keras.layers.Dense(1)])
         >>> plan = memory.plan(model, "mse", "sgd", (np.zeros([1, 2000]), np.zeros([1, 1])))
         >>> MemoryFilm({"dense": plan}, batch=4096, b=16, limit_mib=64)    # doctest: +ELLIPSIS
-        One large batch of 4096 needs ... MiB and does not fit: memory runs out after 0% of the work. 256 ...
+        One large batch of 4096 needs ... MiB and does not fit: memory runs out after 0% of the operations. 256 ...
     """
 
     def __init__(

@@ -50,7 +50,7 @@ def test_the_sentence_and_where_memory_ends(planned):
     limit = (whole.max() + cut.max()) / 2
     end = next(i for i, now in enumerate(whole) if now > limit)
     said = sentence(planned, 16384, 16, limit)
-    assert f"memory runs out after {end / len(whole):.0%} of the work." in said
+    assert f"memory runs out after {end / len(whole):.0%} of the operations." in said
     assert "1024 micro-batches of 16" in said and "which fits" in said
     assert "does not" not in sentence(planned, 64, 64, 2 * whole.max())
     # Exactly as much as there is still fits
