@@ -778,7 +778,7 @@ def stage_of_copies(averages=2, bytes_each=4, last_resort=None):
         ),
         (remat_and_half_precision.best_block, lambda layers: 1, "input of each layer is kept"),
         (remat_and_half_precision.best_block, lambda layers: layers, "all are kept"),
-        (remat_and_half_precision.best_block, lambda layers: layers**0.5, "64 layers"),
+        (remat_and_half_precision.best_block, lambda layers: layers**0.5, "not a whole number"),
         (
             remat_and_half_precision.best_block,
             lambda layers: max(layers // 8, 1),
