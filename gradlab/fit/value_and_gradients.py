@@ -125,7 +125,7 @@ def value_and_gradients(
     is_right = _check(traced, data, is_mean, max(2, int(microbatch_size)))
     with tf.control_dependencies([is_right]):
         data = map_tensors(tf.identity, data)
-    window = _Window(traced, loss, examples_of(data), int(microbatch_size), is_mean, is_right)
+    window = _LossPasses(traced, loss, examples_of(data), int(microbatch_size), is_mean, is_right)
     sums = accumulate(
         window.forward,
         flat,
@@ -171,7 +171,7 @@ def _twice(tensor: Any) -> Any:
     return join(0, [tensor, tensor])
 
 
-class _Window:
+class _LossPasses:
     """The forward passes of a window, as `accumulate` calls them, and what they return together.
 
     Args:

@@ -513,13 +513,13 @@ def test_noisy_means_pass_and_the_check_runs_once():
 
 def test_the_check_sees_a_planted_bug(monkeypatch, float64):
     """Shares that ignore the ragged tail: the comparison with the tape fails."""
-    forward = value_and_gradients._Window.forward
+    forward = value_and_gradients._LossPasses.forward
 
     def wrong(self, microbatch, number, carried):
         result = forward(self, microbatch, number, carried)
         return result._replace(share=tf.constant(1 / 3, tf.float64))
 
-    monkeypatch.setattr(value_and_gradients._Window, "forward", wrong)
+    monkeypatch.setattr(value_and_gradients._LossPasses, "forward", wrong)
     model, x = network(), rows(7, 4)
     loss = lambda x: tf.reduce_mean(model(x) ** 2)  # noqa: E731
     _, gradients = tf.function(

@@ -149,7 +149,12 @@ def test_sums_of_nothing_are_zeros(capsys):
 
 
 def streamed(
-    forgets=False, restarts=False, counts_lost=False, clips_replicas=False, drops_short=False
+    forgets=False,
+    restarts=False,
+    counts_lost=False,
+    clips_replicas=False,
+    drops_short=False,
+    spreads_lost=False,
 ):
     """A loop that takes the micro-batches one at a time, with a mistake."""
 
@@ -164,11 +169,12 @@ def streamed(
             return {name: value * count for name, value in gradient.items()}, count
 
         def update(parts, number):
-            parts = [part for part in parts if part[1]]
-            if not parts:
+            if not any(count for _, count in parts):
                 return weights, number + counts_lost
             if clips_replicas:
-                gradient = build._combined([alone(*part) for part in parts])
+                gradient = build._combined([alone(*part) for part in parts if part[1]])
+            elif spreads_lost and not all(count for _, count in parts):
+                return weights, number
             else:
                 gradient = build._clipped(build._combined(parts), limit)
             history.append(build._step(problem, weights, gradient, state, number))
@@ -203,6 +209,7 @@ def streamed(
         ("counts_lost", "is no update, and doesn't count as one"),
         ("clips_replicas", "combine the replicas first, clip once"),
         ("drops_short", "update at the end of an epoch"),
+        ("spreads_lost", "a replica with nothing finite leaves the sums"),
     ],
 )
 def test_what_the_audit_does_not_see_of_a_whole_loop(mistake, hint, capsys):
@@ -240,7 +247,7 @@ def test_a_whole_loop_takes_the_microbatches_one_at_a_time(capsys):
             "one of your windows is empty",
         ),
         ("clipped", lambda gradient, limit: None, "the function returns nothing yet"),
-        ("step", lambda problem, weights, *_: weights, "the step of the second update is 0"),
+        ("step", lambda problem, weights, *_: weights, "return new arrays"),
         ("step", lambda *_: [], "return a dict of arrays with the names"),
         ("combined", lambda sums: {"w": 4.0}, "is not the mean of the two means"),
         ("clipped", lambda g, limit: {n: np.clip(v, -1, 1) for n, v in g.items()}, "of all arrays"),

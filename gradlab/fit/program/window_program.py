@@ -67,7 +67,7 @@ class WindowSums(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Window:
+class _WindowConstants:
     """What is the same for all micro-batches of one window.
 
     Attributes:
@@ -229,7 +229,9 @@ class WindowProgram:
         examples = examples_of(batch[0])
         weight_scale, is_mean = self._weight_scale(plan, tf.cast(examples, dtype), size)
         count = 1 if plan.traced.direct else in_flight.count
-        window = _Window(plan, examples, size, count, kept, tf.cast(scale, dtype), weight_scale)
+        window = _WindowConstants(
+            plan, examples, size, count, kept, tf.cast(scale, dtype), weight_scale
+        )
         between = self._between_passes(window, batch, variables)
         collector = Collector([] if self._training else list(plan.whole.values()))
         beside: dict[str, Accumulator] = {
@@ -291,7 +293,9 @@ class WindowProgram:
             batch = map_tensors(tf.identity, batch)
         return batch, lambda: self._loss_check.remember(seen)
 
-    def _between_passes(self, window: _Window, batch: tuple, variables: list) -> BatchLossGradients:
+    def _between_passes(
+        self, window: _WindowConstants, batch: tuple, variables: list
+    ) -> BatchLossGradients:
         """The losses over the whole batch and their gradients, of which the next pass makes those
         of the variables; nothing if there are none, or in an
         evaluation."""
@@ -304,7 +308,7 @@ class WindowProgram:
         plan.give_back(window.kept)
         return between
 
-    def _after_pass(self, window: _Window, collector: Collector, arrays: list) -> list:
+    def _after_pass(self, window: _WindowConstants, collector: Collector, arrays: list) -> list:
         """The values of losses over the whole batch in an evaluation, which needs one pass only."""
         plan = window.plan
         after = [one.value() for one in plan.traced.direct]
@@ -329,7 +333,7 @@ class WindowProgram:
             return examples, True
         return tf.cast(64 if isinstance(size, Cut) else size, self._loop.weight_dtype), False
 
-    def _first_pass(self, window: _Window, batch: tuple) -> list[BatchLossInputs]:
+    def _first_pass(self, window: _WindowConstants, batch: tuple) -> list[BatchLossInputs]:
         """What losses over the whole batch see of it."""
         plan = window.plan
         collector = Collector(list(plan.whole.values()))
@@ -353,7 +357,7 @@ class WindowProgram:
         return collector.end(accumulate(collect, [], batch, window.size, begin, loop=loop).state[1])
 
     def _forward(
-        self, window: _Window, beside: dict[str, Accumulator], whole_losses: Sequence
+        self, window: _WindowConstants, beside: dict[str, Accumulator], whole_losses: Sequence
     ) -> Callable:
         """The forward pass of a micro-batch: a function (micro-batch, carry of each accumulator) ->
         its `Microbatch`, and what losses over the whole batch see of it."""
@@ -384,7 +388,11 @@ class WindowProgram:
         return forward
 
     def _forward_pass(
-        self, window: _Window, microbatch: list, values: list, prediction_gradients: list | None
+        self,
+        window: _WindowConstants,
+        microbatch: list,
+        values: list,
+        prediction_gradients: list | None,
     ) -> ForwardPass:
         """One micro-batch's forward pass, with its losses and metrics."""
         plan = window.plan

@@ -242,6 +242,10 @@ def combined(answer: Any) -> None:
     }
     require_unlike(mean, mistakes)
     require_close(mean, 3, what)
+    nothing = {"w": np.array(0.0)}, 0
+    with np.errstate(all="ignore"):
+        mean = _arrays(answer([*sums, nothing]), ["w"])["w"]
+    require_close(mean, 3, "the same with a replica that has nothing finite, 0 over 0,")
     _judge("combined", answer, "one sum over all replicas")
 
 
@@ -304,7 +308,8 @@ def _try_step(answer: Callable) -> None:
     moved = 0.0
     for number in (0, 1):
         before = weights
-        weights = _arrays(answer(problem, before, ones, state, number), sorted(before))
+        gradient = {name: each.copy() for name, each in ones.items()}
+        weights = _arrays(answer(problem, before, gradient, state, number), sorted(before))
         moved = np.ravel(before["kernel"] - weights["kernel"])[0]
     first, second = problem.learning_rate(0), problem.learning_rate(1)
     mistakes = {
@@ -315,6 +320,7 @@ def _try_step(answer: Callable) -> None:
         0.9 * first + second: "the velocity adds up gradients: multiply it by the rate of this "
         "update",
         -1.9 * second: "a step goes against the gradient",
+        0.0: "return new arrays: `weights[name] -= ...` changes those that you were given",
     }
     require_unlike(moved, mistakes)
     require_close(moved, 1.9 * second, "with gradients of 1, the step of the second update")
@@ -326,15 +332,17 @@ def without_nan(answer: Any) -> None:
     _judge("add_up", answer, "weight by examples or tokens", "leave out a NaN")
     problem = _PROBES["full windows"].make()
     window = problem.epochs[0][:3]
-    bad = _WithInfinity(problem.model, problem.weights, problem.epochs, problem.k)
-    bad.of.append(window[1])
     wanted, right_count = _add_up(problem, problem.weights, [window[0], window[2]])
-    total, count = _pair(answer(bad, bad.weights, window))
-    require(
-        count == right_count and all(np.allclose(total[name], wanted[name]) for name in wanted),
-        "with a finite loss and an infinity in one of the arrays of a micro-batch, the sum is not "
-        "that of the other micro-batches",
-    )
+    for array in problem.weights:
+        bad = _WithInfinity(
+            problem.model, problem.weights, problem.epochs, problem.k, of=[window[1]], array=array
+        )
+        total, count = _pair(answer(bad, bad.weights, window))
+        require(
+            count == right_count and all(np.allclose(total[name], wanted[name]) for name in wanted),
+            "with a finite loss and an infinity in one of the arrays of a micro-batch, the sum is "
+            "not that of the other micro-batches",
+        )
     sums, none = _pair(answer(bad, bad.weights, [window[1]]))
     require(none == 0, f"where nothing is finite, the count is {none}, and should be 0")
     hint = (
@@ -347,14 +355,17 @@ def without_nan(answer: Any) -> None:
 
 @dataclass(frozen=True)
 class _WithInfinity(Problem):
-    """A problem in which some micro-batches have an infinite gradient in one array only."""
+    """A problem in which some micro-batches have one infinite number in one array only."""
 
     of: list = field(default_factory=list)
+    array: str = "bias"
 
     def gradients(self, weights: Weights, microbatch: tuple) -> tuple[float, Weights]:
         loss, gradients = super().gradients(weights, microbatch)
         if any(microbatch is one for one in self.of):
-            gradients = {**gradients, "bias": gradients["bias"] * np.inf}
+            bad = gradients[self.array].copy()
+            bad.flat[-1] = np.inf
+            gradients = {**gradients, self.array: bad}
         return loss, gradients
 
 
@@ -415,6 +426,10 @@ def whole_loop(answer: Any) -> None:
         found, right = answer(_lost_window()), loop(_lost_window())
     hint = "a window in which nothing is finite is no update, and doesn't count as one"
     require(_are_equal(found, right), hint)
+    with np.errstate(all="ignore"):
+        found, right = answer(_lost_replica()), loop(_lost_replica())
+    hint = "a replica with nothing finite leaves the sums of the others as they are"
+    require(_are_equal(found, right), hint)
     answer(_one_at_a_time(_PROBES["two replicas"].make()))
 
 
@@ -445,6 +460,14 @@ def _lost_window() -> Problem:
     for x, _ in problem.epochs[0][problem.k : 2 * problem.k]:
         x[:] = np.nan
     return replace(problem, learning_rate=lambda update: 0.05 / (1 + update))
+
+
+def _lost_replica() -> Problem:
+    """A problem in whose first window one of two replicas has nothing finite."""
+    problem = _PROBES["two replicas"].make()
+    for x, _ in problem.epochs[0][: 2 * problem.k : 2]:
+        x[:] = np.nan
+    return problem
 
 
 def _one_at_a_time(problem: Problem) -> Problem:
