@@ -54,7 +54,7 @@ def accumulator(answer: Any) -> None:
     given = [np.array([1.0, 2.0]), np.array([3.0, 6.0])]
     other = answer(2)
     for gradient in given:
-        other.add([gradient, np.array(7.0)], 1)
+        other.add([gradient, np.array(7.0)], 2)
     vector, scalar = _means(other, 2)
     hint = "and should be [2, 4] with a new accumulator"
     require_close(vector, [2, 4], "the mean of [1, 2] and [3, 6]", hint)
