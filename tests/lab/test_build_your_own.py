@@ -112,6 +112,10 @@ def test_half_a_check_for_bad_numbers_is_not_enough(capsys):
         "one array": lambda loss, found: (
             not np.isfinite(found["kernel"]).all() if "kernel" in found else False
         ),
+        "the last array": lambda loss, found: not np.isfinite(list(found.values())[-1]).all(),
+        "first numbers": lambda loss, found: (
+            not all(np.isfinite(np.ravel(one)[0]) for one in found.values())
+        ),
     }.items():
         build.without_nan(leaving_out(is_bad))
         said[name] = capsys.readouterr().out
@@ -130,6 +134,34 @@ def test_a_velocity_of_rates_is_found(capsys):
     assert "the velocity adds up gradients" in capsys.readouterr().out
     build.whole_loop(lambda problem: loop(problem, step=of_rates))
     assert "momentum, with a rate that falls" in capsys.readouterr().out
+
+
+def test_a_velocity_may_be_kept_in_place(capsys):
+    def in_place(problem, weights, gradient, state, number):
+        moved = {}
+        for name, each in gradient.items():
+            if problem.optimizer == "momentum" and name in state:
+                state[name] *= 0.9
+                state[name] += each
+            else:
+                state[name] = each
+            moved[name] = weights[name] - problem.learning_rate(number) * state[name]
+        return moved
+
+    build.step(in_place)
+    assert capsys.readouterr().out == "right\n"
+
+
+def test_a_replica_with_nothing_finite_changes_nothing(capsys):
+    def of_means(sums):
+        examples = sum(count for _, count in sums)
+        return {
+            name: sum(total[name] / count * (count / examples) for total, count in sums)
+            for name in sums[0][0]
+        }
+
+    build.combined(of_means)
+    assert "with a replica that has nothing finite" in capsys.readouterr().out
 
 
 def test_sums_of_nothing_are_zeros(capsys):

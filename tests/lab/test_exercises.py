@@ -489,7 +489,7 @@ def mean_of_finite(enough):
     return mean_to_apply
 
 
-def accumulator_of(own_weights=False, in_place=False, zero_weight=True):
+def accumulator_of(own_weights=False, in_place=False, zero_weight=True, scales=False):
     """The exercise's class, with a weight for each variable, or another mistake."""
 
     class Accumulator:
@@ -507,7 +507,10 @@ def accumulator_of(own_weights=False, in_place=False, zero_weight=True):
                     self.weights[i] += weight
                 if gradient is None:
                     continue
-                if self.sums[i] is None:
+                if scales:
+                    gradient *= weight
+                    self.sums[i] = gradient + (0.0 if self.sums[i] is None else self.sums[i])
+                elif self.sums[i] is None:
                     self.sums[i] = gradient if in_place and weight == 1 else weight * gradient
                 elif in_place:
                     self.sums[i] += weight * gradient
@@ -604,6 +607,11 @@ def stage_of_copies(averages=2, bytes_each=4, last_resort=None):
             "3 of 6 examples are left out, which is not more than half",
         ),
         (variable_accumulation.accumulator, accumulator_of(), "right"),
+        (
+            variable_accumulation.accumulator,
+            accumulator_of(scales=True),
+            "the first gradient was [1, 2] and is [2.0, 4.0] now",
+        ),
         (
             variable_accumulation.accumulator,
             accumulator_of(own_weights=True),
@@ -752,6 +760,11 @@ def stage_of_copies(averages=2, bytes_each=4, last_resort=None):
             shards_and_pipelines.enough_microbatches,
             lambda p, share: round((p - 1) * (1 - share) / share),
             "with 4 stages and a share of 0.9: without a micro-batch",
+        ),
+        (
+            shards_and_pipelines.enough_microbatches,
+            lambda p, share: max(1, round((p - 1) * (1 - share) / share)),
+            "16 micro-batches leave 0.3043 of the time idle",
         ),
         (
             shards_and_pipelines.enough_microbatches,

@@ -51,20 +51,21 @@ def accumulator(answer: Any) -> None:
     what = "after [10, 20] and [None, 10] in a second window, the list of the means"
     require_close(_means(made, 2), [5, 15], what, hint)
 
-    given = [np.array([1.0, 2.0]), np.array([3.0, 6.0])]
-    other = answer(2)
-    for gradient in given:
-        other.add([gradient, np.array(7.0)], 2)
-    vector, scalar = _means(other, 2)
-    hint = "and should be [2, 4] with a new accumulator"
-    require_close(vector, [2, 4], "the mean of [1, 2] and [3, 6]", hint)
-    require_close(scalar, 7, "the mean of 7 and 7", "and should be 7 with a new accumulator")
-    untouched = given[0].tolist() == [1, 2] and given[1].tolist() == [3, 6]
-    require(
-        untouched,
-        f"the first gradient was [1, 2] and is {given[0].tolist()} now: add must not change the "
-        "caller's array",
-    )
+    for weight in (1, 2):
+        given = [np.array([1.0, 2.0]), np.array([3.0, 6.0])]
+        other = answer(2)
+        for gradient in given:
+            other.add([gradient, np.array(7.0)], weight)
+        vector, scalar = _means(other, 2)
+        hint = "and should be [2, 4] with a new accumulator"
+        require_close(vector, [2, 4], "the mean of [1, 2] and [3, 6]", hint)
+        require_close(scalar, 7, "the mean of 7 and 7", "and should be 7 with a new accumulator")
+        untouched = given[0].tolist() == [1, 2] and given[1].tolist() == [3, 6]
+        require(
+            untouched,
+            f"the first gradient was [1, 2] and is {given[0].tolist()} now: add must not change "
+            "the caller's array",
+        )
 
     reused = answer(1)
     array = np.array([1.0, 2.0])
