@@ -97,13 +97,12 @@ def microbatched(
     Args:
         model: any Keras model: functional, sequential or subclassed. It may be compiled later.
         microbatch_size: the number of examples of a micro-batch; the last one of a batch may be
-            smaller. "auto": the largest that fits in memory. gradlab plans the memory
-            before the first update, and prints the choice unless verbose is 0. If
-            memory runs out all the same, the batch is computed again with half the
-            size. It chooses again after `compile`, and if an epoch begins with a larger
-            batch than one that fitted whole. Sizes change results by rounding, and by
-            dropout's masks. Until it is chosen, `evaluate` and `predict` use 32.
-            "given": each batch of the dataset is cut already, as
+            smaller. "auto": the largest that fits in memory. gradlab plans the memory before the
+            first update, and prints the choice unless verbose is 0. If memory runs out all the
+            same, the batch is computed again with half the size. It chooses again after `compile`,
+            and if an epoch begins with a larger batch than one that fitted whole. Sizes change
+            results by rounding, and by dropout's masks. Until it is chosen, `evaluate` and
+            `predict` use 32. "given": each batch of the dataset is cut already, as
             `gradlab.token_batches` does; any other batch is one micro-batch.
         memory: for "auto", the bytes that the training may take, without its data. None: half of
             what is available, or all of a GPU.

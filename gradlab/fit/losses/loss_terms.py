@@ -33,8 +33,8 @@ class Objective:
             is said of them.
 
     Attributes:
-        batch_valued: the names of the losses that give one number for a batch instead of one for each
-            example, as of the last call: `own`, or losses of `compile`.
+        batch_valued: the names of the losses that give one number for a batch instead of one for
+            each example, as of the last call: `own`, or losses of `compile`.
         unknown: the names of losses with a value for each example that may depend on other
             examples, likewise.
         sees_whole: whether there is a loss over the whole batch, as far as is known: all are after
@@ -98,8 +98,8 @@ class Objective:
                 sum.
             examples: the number of examples, a scalar tensor.
             mean_factors: for each of the numbers that are said to be means or sums, in the order of
-                `batch_valued` and then of added, a factor that makes it a mean over the examples. None:
-                they are means.
+                `batch_valued` and then of added, a factor that makes it a mean over the examples.
+                None: they are means.
             prediction_gradients: for each loss over the whole batch, in order, its gradients with respect to
                 these predictions. None: the terms of these losses are 0.
 
@@ -134,8 +134,8 @@ class Objective:
         return terms
 
     def one_by_one(self, batch: tuple, y_pred: Any, added: list) -> list:
-        """The losses that are one number for a batch, in the order of `batch_valued`, those that layers
-        added, and the sums of those that are `unknown`.
+        """The losses that are one number for a batch, in the order of `batch_valued`, those that
+        layers added, and the sums of those that are `unknown`.
 
         An own loss that adds `model.losses` itself contains what layers added already.
         """

@@ -119,13 +119,12 @@ def _plan(update: WindowUpdate, batch: tuple) -> MemoryPlan:
     """The plan of the memory."""
     # Ragged and sparse examples have no size of their own
     is_dense = all(isinstance(tensor, tf.Tensor) for tensor in tensors_of(batch))
-    found = is_dense and plan_of(
-        update.model,
-        update.objective,
-        update.optimizer,
-        batch,
-        accumulator_dtype=update.accumulator_dtype,
-    )
-    if not found:
+    found = None
+    if is_dense:
+        dtype = update.accumulator_dtype
+        found = plan_of(
+            update.model, update.objective, update.optimizer, batch, accumulator_dtype=dtype
+        )
+    if found is None:
         raise ValueError(NOT_PLANNED)
     return found

@@ -101,7 +101,7 @@ def judge(rows: list[dict[str, Any]]) -> list[Claim]:
 
 
 def passes_until(scales: np.ndarray) -> float | None:
-    """How many passes a training takes until its average noise scale is the published one.
+    """How many passes a training run takes until its average noise scale is the published one.
 
     Args:
         scales: the noise scale in each part of the training, shape (PARTS,).
