@@ -288,9 +288,9 @@ BUGS = (
     ),
     Bug(
         "accumulator_dtype_ignored",
-        "gradlab/_gradient_sums.py",
-        "tf.as_dtype(dtype) if dtype else accumulation_dtype(variable.dtype)",
-        "accumulation_dtype(variable.dtype)",
+        "gradlab/averaging.py",
+        "return tf.as_dtype(chosen)",
+        "return dtype",
         ("tests/fit/test_trainer.py",),
         "dtype",
     ),

@@ -1,8 +1,6 @@
 """The kernels of a classroom: how long one without a page stays."""
 
-import asyncio
-import concurrent.futures
-
+from coroutines import result_of
 from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
 
 from gradlab.lab.classroom import kernels
@@ -21,12 +19,9 @@ def test_idle_time_counts_from_when_a_kernel_left_the_reserve(monkeypatch):
     )
     manager = kernels.Kernels(cull_idle_timeout=45)
     seen = []
-    # Browser tests leave an event loop in this thread
-    pool = concurrent.futures.ThreadPoolExecutor(1)
     for second in range(0, 61, 15):
         now[0] = 1000.0 + second
         for kernel in ("one", "gone"):
-            pool.submit(asyncio.run, manager.cull_kernel_if_idle(kernel)).result()
+            result_of(manager.cull_kernel_if_idle(kernel))
         seen.append(list(ended))
-    pool.shutdown()
     assert seen == [[], [], [], ["one"], ["one", "one"]]

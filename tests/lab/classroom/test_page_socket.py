@@ -1,11 +1,11 @@
 """The socket of a classroom's page: when the server calls a page silent, or gives it up."""
 
-import asyncio
 import logging
 import subprocess
 import sys
 
 import pytest
+from coroutines import result_of
 from jupyter_server.base import websocket as jupyter
 from tornado.iostream import StreamBufferFullError
 from voila.tornado.kernel_websocket_handler import VoilaKernelWebsocketHandler
@@ -123,7 +123,7 @@ class Loop:
         self.timers = [timer for timer in self.timers if timer[0] > seconds]
         for when, act, arguments in due:
             self.now = when
-            asyncio.run(act(*arguments))
+            result_of(act(*arguments))
         self.now = seconds
 
 
@@ -161,7 +161,7 @@ def test_a_kernel_ends_when_no_socket_was_open_for_a_while(sockets, ended, monke
     for when, one, is_open in sorted(events, key=lambda event: event[0]):
         loop.until(when)
         if is_open:
-            asyncio.run(one.open())
+            result_of(one.open())
         else:
             one.on_close()
     loop.until(1000)
