@@ -57,7 +57,7 @@ BUGS = {
         "The update gets the sum of the micro-batches' gradients, not their mean: it is about k "
         "times too large.",
         "Divide by what the window saw: gradient = total / weight.",
-        f"{PITFALLS}, 1. A sum for a mean",
+        f"{PITFALLS}, 1. A sum instead of a mean",
         ({"divisor": "none"}, {"divisor": "count"}, {"replicas": "sum"}),
     ),
     "divided_by_k": KnownBug(
@@ -180,7 +180,7 @@ BUGS = {
     "scaled_twice": KnownBug(
         "The gradient is divided by k twice: once in the loss, and once in the mean.",
         "Remove one of the two divisions.",
-        f"{PITFALLS}, 1. A sum for a mean",
+        f"{PITFALLS}, 1. A sum instead of a mean",
         ({"twice": True},),
     ),
     "off_by_one": KnownBug(

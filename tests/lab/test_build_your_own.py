@@ -113,6 +113,9 @@ def test_half_a_check_for_bad_numbers_is_not_enough(capsys):
             not np.isfinite(found["kernel"]).all() if "kernel" in found else False
         ),
         "the last array": lambda loss, found: not np.isfinite(list(found.values())[-1]).all(),
+        "positive infinity": lambda loss, found: any(
+            np.isnan(one).any() or np.max(one) == np.inf for one in found.values()
+        ),
         "first numbers": lambda loss, found: (
             not all(np.isfinite(np.ravel(one)[0]) for one in found.values())
         ),
@@ -164,6 +167,19 @@ def test_a_replica_with_nothing_finite_changes_nothing(capsys):
     assert "with a replica that has nothing finite" in capsys.readouterr().out
 
 
+def test_replicas_may_be_combined_in_place(capsys):
+    def in_place(sums):
+        total, count = sums[0]
+        for more, examples in sums[1:]:
+            for name in total:
+                total[name] = total[name] + more[name]
+            count += examples
+        return {name: total[name] / count for name in total}
+
+    build.combined(in_place)
+    assert capsys.readouterr().out == "right\n"
+
+
 def test_sums_of_nothing_are_zeros(capsys):
     def empty(problem, weights, window):
         total, count = build._add_up(problem, weights, window)
@@ -187,6 +203,7 @@ def streamed(
     clips_replicas=False,
     drops_short=False,
     spreads_lost=False,
+    add_up=build._add_up,
 ):
     """A loop that takes the micro-batches one at a time, with a mistake."""
 
@@ -218,7 +235,7 @@ def streamed(
                 state.clear()
             parts, seen = [(zeros, 0)] * problem.replicas, 0
             for microbatch in epoch:
-                more, examples = build._add_up(problem, weights, [microbatch])
+                more, examples = add_up(problem, weights, [microbatch])
                 total, count = parts[seen % problem.replicas]
                 total = {name: total[name] + more[name] for name in total}
                 parts[seen % problem.replicas] = total, count + examples
@@ -247,6 +264,20 @@ def streamed(
 def test_what_the_audit_does_not_see_of_a_whole_loop(mistake, hint, capsys):
     build.whole_loop(streamed(**{mistake: True}))
     assert hint in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "is_bad",
+    [
+        lambda loss, found: not np.isfinite(loss),
+        lambda loss, found: any(np.isnan(one).any() for one in found.values()),
+        lambda loss, found: any(np.max(one) == np.inf for one in found.values()),
+    ],
+)
+def test_a_whole_loop_checks_all_numbers_of_the_gradients(is_bad, capsys):
+    add_up = leaving_out(lambda loss, found: not np.isfinite(loss) or is_bad(loss, found))
+    build.whole_loop(streamed(add_up=add_up))
+    assert "a finite loss and an infinite gradient of" in capsys.readouterr().out
 
 
 def with_length(problem):

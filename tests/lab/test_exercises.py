@@ -224,6 +224,12 @@ def by_one_tape(model, optimizer, x, y, most):
     optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
 
 
+def beside_the_whole_batch(model, optimizer, x, y, most):
+    with tf.GradientTape():
+        tf.reduce_mean((model(x) - y) ** 2)  # such as for a log
+    by_value_and_gradients(model, optimizer, x, y, most)
+
+
 def by_shares(share):
     """A loop that weights the mean gradient of n examples, of a batch of so many rows."""
 
@@ -280,6 +286,7 @@ def by_fit(model, optimizer, x, y, batch_size, epochs, most):
         (in_windows(by_value_and_gradients), "right\n"),
         (by_fit, "right\n"),
         (in_windows(by_one_tape), "not yet: the activations of 8 examples were kept at once"),
+        (in_windows(beside_the_whole_batch), "called with 8 examples at once, and only 4 fit"),
         (by_shares(lambda n, rows, batch, most: 1 / -(-rows // most)), "weight each micro-batch"),
         (by_shares(lambda n, rows, batch, most: 1), "add up, and then divide"),
         (by_shares(lambda n, rows, batch, most: n / batch), "really has"),
@@ -489,7 +496,9 @@ def mean_of_finite(enough):
     return mean_to_apply
 
 
-def accumulator_of(own_weights=False, in_place=False, zero_weight=True, scales=False):
+def accumulator_of(
+    own_weights=False, in_place=False, zero_weight=True, scales=False, means_stay=False
+):
     """The exercise's class, with a weight for each variable, or another mistake."""
 
     class Accumulator:
@@ -518,7 +527,10 @@ def accumulator_of(own_weights=False, in_place=False, zero_weight=True, scales=F
                     self.sums[i] = self.sums[i] + weight * gradient
 
         def mean(self):
-            return [total / weight for total, weight in zip(self.sums, self.weights)]
+            means = [total / weight for total, weight in zip(self.sums, self.weights)]
+            if means_stay:
+                self.sums, self.weights = means, [1.0] * len(means)
+            return means
 
     return Accumulator
 
@@ -529,6 +541,14 @@ def of_squared_mean(microbatch_norms, window_norms, sizes):
     small, large = microbatch_norms.mean(axis=1) ** 2, window_norms**2
     variance, signal = (small - large) * k * b / (k - 1), (k * large - small) / (k - 1)
     return variance.mean() / signal.mean()
+
+
+def of_medians(microbatch_norms, window_norms, sizes):
+    """The noise scale, but for medians over the windows in place of means."""
+    k, b = len(sizes), sizes[0]
+    small, large = (microbatch_norms**2).mean(axis=1), window_norms**2
+    variance, signal = (small - large) * k * b / (k - 1), (k * large - small) / (k - 1)
+    return np.median(variance) / np.median(signal)
 
 
 def stage_of_copies(averages=2, bytes_each=4, last_resort=None):
@@ -574,6 +594,20 @@ def stage_of_copies(averages=2, bytes_each=4, last_resort=None):
         ),
         (
             many_ways.equal,
+            lambda ours, theirs: np.abs(ours - theirs).max() <= 1e-5 * abs(theirs.max()),
+            "the one with the largest absolute value",
+        ),
+        (
+            many_ways.differing,
+            lambda ours, theirs: [
+                name
+                for name, value in theirs.items()
+                if not np.abs(ours[name] - value).max() <= 1e-5 * abs(value.max())
+            ],
+            "the largest absolute value is that of -4",
+        ),
+        (
+            many_ways.equal,
             lambda ours, theirs: np.abs(ours - theirs).max() <= 1e-5 * np.abs(ours).max(),
             "an infinite gradient is not equal",
         ),
@@ -607,6 +641,11 @@ def stage_of_copies(averages=2, bytes_each=4, last_resort=None):
             "3 of 6 examples are left out, which is not more than half",
         ),
         (variable_accumulation.accumulator, accumulator_of(), "right"),
+        (
+            variable_accumulation.accumulator,
+            accumulator_of(means_stay=True),
+            "after one more add in the same window",
+        ),
         (
             variable_accumulation.accumulator,
             accumulator_of(scales=True),
@@ -746,6 +785,7 @@ def stage_of_copies(averages=2, bytes_each=4, last_resort=None):
             "right",
         ),
         (batch_size.noise_scale, of_squared_mean, "average the squared norms"),
+        (batch_size.noise_scale, of_medians, "the median of skewed estimates is biased"),
         (
             shards_and_pipelines.enough_microbatches,
             lambda p, share: math.ceil((p - 1) * (1 - share) / share),

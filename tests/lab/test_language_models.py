@@ -49,8 +49,8 @@ def test_the_mistake_is_named(checker, answer, hint, capsys):
 @pytest.mark.parametrize(
     ("answer", "hint"),
     [
-        ({"sizes": ..., "learning_rate": 0.1}, "a dict with the sizes and the learning rate"),
-        ({"sizes": {0: 1, 9: 2}}, "a dict with the sizes and the learning rate"),
+        ({"sizes": ..., "learning_rate": 0.1}, "in place of the dots"),
+        ({"sizes": {0: 1, 9: 2}}, "a dict with the keys sizes and learning_rate"),
         ({"sizes": {0: 4, 9: 2}, "learning_rate": 0.1}, "sizes' batch sizes must rise"),
         (
             {"sizes": {0: 4096, 9: 8192}, "learning_rate": 0.1},

@@ -21,9 +21,9 @@ from gradlab.fit.replicas import sum_over_replicas
 
 WARNING = (
     "{layers} normalizes each micro-batch by its own statistics, so this update is not the large "
-    "batch's: the smaller the micro-batch, the noisier. GroupNormalization and LayerNormalization "
-    "do not depend on other examples. The moving averages are updated once per update, from the "
-    "whole window."
+    "batch's: the smaller the micro-batch, the larger the difference. GroupNormalization and "
+    "LayerNormalization do not depend on other examples. The moving averages are updated once per "
+    "update, from the whole window."
 )
 
 

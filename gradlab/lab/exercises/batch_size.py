@@ -51,22 +51,25 @@ def noise_scale(answer: Any) -> None:
         "but should be 18",
     )
     # The estimated signal of the second window is below 0
-    window_norms = np.sqrt(np.array([3.0, 4 / 3 - 0.1]))
-    variance = np.array([24, (4 - 4 / 3 + 0.1) * 6])
-    signal = np.array([1.0, -0.15])
+    microbatch_norms = np.sqrt(np.array([[5.0, 7.0, 9.0], [4.0, 4.0, 4.0], [4.0, 7.0, 10.0]]))
+    window_norms = np.sqrt(np.array([3.0, 4 / 3 - 0.1, 2.5]))
+    variance = np.array([24, (4 - 4 / 3 + 0.1) * 6, (7 - 2.5) * 6])
+    signal = np.array([1.0, -0.15, 0.25])
+    positive = variance[signal > 0].mean() / signal[signal > 0].mean()
     noisy = answer(microbatch_norms, window_norms, np.array([4, 4, 4]))
     mistakes = {
         (variance / signal).mean(): "first average the variances and the signals, then take the "
         "ratio of the two",
-        variance[0] / signal[0]: "include windows whose signal is below 0: without them the means "
-        "are biased",
+        positive: "include windows whose signal is below 0: without them the means are biased",
         variance.mean() / np.maximum(signal, 0).mean(): "do not clip a signal below 0 to 0: that "
         "biases the mean",
+        np.median(variance) / np.median(signal): "take means: the median of skewed estimates is "
+        "biased",
     }
     require_unlike(noisy, mistakes, rtol=1e-9)
-    hint = "but the mean signal is 0.425, although it is below 0 in one window"
+    hint = "but the mean signal is 0.367, although it is below 0 in one window"
     require_close(
-        noisy, variance.mean() / signal.mean(), "the noise scale of two noisy windows", hint
+        noisy, variance.mean() / signal.mean(), "the noise scale of three noisy windows", hint
     )
     # A signal of 1 and a variance of 12, so any estimate that is right on average finds 12
     ragged = answer(np.sqrt([[4.0, 4.0, 7.0]]), np.sqrt([2.2]), np.array([4, 4, 2]))

@@ -164,10 +164,9 @@ def weight_decay(answer: Any) -> None:
 def recipe(answer: Any) -> None:
     """The sizes of a batch that grows, at most 1,000 updates, and the rate of plain SGD."""
     keys = {"sizes", "learning_rate"}
-    require(
-        isinstance(answer, dict) and set(answer) == keys and ... not in answer.values(),
-        "a dict with the sizes and the learning rate",
-    )
+    is_named = isinstance(answer, dict) and set(answer) == keys
+    require(is_named, "the settings are a dict with the keys sizes and learning_rate")
+    require(... not in answer.values(), "put your sizes and your rate in place of the dots")
     sizes = BatchRamp(answer["sizes"]).sizes
     updates = updates_of(sizes)
     require(updates > 0, f"the first batch must have at most {TEXTS:,} texts. Received: {sizes[0]}")

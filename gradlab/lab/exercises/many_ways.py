@@ -46,7 +46,7 @@ def equal(answer: Any) -> None:
 def _pairs(ones: np.ndarray) -> list[tuple]:
     """Pairs of arrays, whether they are equal, and a hint."""
     signs = np.array([-0.5, 0.5, -4.0])
-    large = -np.array([4.0, 2.0])
+    negative = np.array([-4.0, 0.5])
     return [
         (ones, ones, True, "an array equals itself"),
         (2 * ones, ones, False, "twice the gradient is not the gradient"),
@@ -113,8 +113,8 @@ def _pairs(ones: np.ndarray) -> list[tuple]:
         ),
         (np.array([0.5, -0.5, -4.0]), signs, False, "one number's error must not cancel another's"),
         (
-            large * (1 + 1e-7),
-            large,
+            negative + [2e-5, 0],
+            negative,
             True,
             "the largest number is the one with the largest absolute value",
         ),
@@ -169,6 +169,12 @@ def _dictionaries() -> list[tuple]:
     }
     return [
         (theirs, theirs, [], "for two equal dictionaries, the list is empty"),
+        (
+            {"dense/bias": np.array([-4.0 + 2e-5, 0.5])},
+            {"dense/bias": np.array([-4.0, 0.5])},
+            [],
+            "an error of 2e-5 is half of what is allowed where the largest absolute value is that of -4",
+        ),
         (
             rounded,
             theirs,

@@ -43,6 +43,9 @@ def accumulator(answer: Any) -> None:
     require_close(second, 2, what, hint_for(second, mistakes))
     hint = "but mean() must not change anything"
     require_close(_means(made, 2), [2, 2], "called a second time, the list of the means", hint)
+    made.add([np.array(6.0), np.array(6.0)], 3)
+    what = "after one more add in the same window, 6 and 6 with weight 3, the list of the means"
+    require_close(_means(made, 2), [4, 4], what, hint)
 
     made.zero()
     made.add([np.array(10.0), np.array(20.0)], 1)

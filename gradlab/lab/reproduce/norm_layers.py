@@ -95,7 +95,9 @@ class ExampleNorms:
         # 1 for the weights of normalization layers
         self._chosen = tf.constant([float(id(each) in of_norms) for each in self._variables])
 
-    @tf.function
+    # By XLA: on processors with AVX512-VNNI, TensorFlow 2.21 multiplies an array of shape
+    # (examples, 1, ...) by a matrix wrongly, or ends (tensorflow#117700)
+    @tf.function(jit_compile=True)
     def update(self, x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Make an update.
 

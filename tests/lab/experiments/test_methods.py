@@ -61,11 +61,11 @@ built = functools.lru_cache(maxsize=None)(build)
 
 
 def distance(ours: dict, theirs: dict) -> float:
-    """The largest difference of two sets of weights, relative to the largest weight."""
-    largest = max(np.abs(value).max() for value in theirs.values())
-    return (
-        max(np.abs(np.asarray(ours[name], np.float64) - theirs[name]).max() for name in theirs)
-        / largest
+    """The largest difference of two sets of weights, relative to the largest weight of its
+    variable."""
+    return max(
+        np.abs(np.asarray(ours[name], np.float64) - value).max() / np.abs(value).max()
+        for name, value in theirs.items()
     )
 
 

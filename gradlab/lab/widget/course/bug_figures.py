@@ -92,7 +92,7 @@ def draw_all(seed: int = 0) -> Picture:
     )
     rises = evidence.loop[-1] > 0  # of the last bug; both begin at 0
     grid[1, 3].annotate(
-        f"{held} micro-batches\nin memory",
+        f"{held} micro-batches in\nmemory instead of 1",
         (0.05, 0.92 if rises else 0.08),
         xycoords="axes fraction",
         va="top" if rises else "bottom",

@@ -83,7 +83,7 @@ class Bug(NamedTuple):
 
 BUGS = {
     "sum": Bug(
-        "1. sum for mean",
+        "1. sum instead of mean",
         "The loop adds the gradients of the micro-batches and does not divide by their number.",
         "SGD with k above 1 shows it from the first window on. With an even tail, Adam hides it.",
         Settings(),
