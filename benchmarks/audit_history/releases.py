@@ -100,8 +100,8 @@ HISTORY = (
         _EPOCHS,
         "tails and epochs",
     ),
-    Release("fastai", "2.1.7", "fastai_callback", FASTAI, _SUM, "a sum for a mean"),
-    Release("fastai", "2.1.8", "fastai_callback", FASTAI, _SUM, "a sum for a mean"),
+    Release("fastai", "2.1.7", "fastai_callback", FASTAI, _SUM, "a sum instead of a mean"),
+    Release("fastai", "2.1.8", "fastai_callback", FASTAI, _SUM, "a sum instead of a mean"),
     *(
         Release("deepspeed", version, adapter, OLD_HF, report, reported)
         for adapter, report, reported in (

@@ -143,7 +143,7 @@ PROBES = (
         "a schedule",
         ("schedule",),
         lambda: _made(
-            "linear", 8, [[4] * 9, [4] * 6], 3, learning_rate=lambda update: 0.1 / (1 + update)
+            "linear", 8, [[4] * 10, [4] * 7], 3, learning_rate=lambda update: 0.1 / (1 + update)
         ),
     ),
     ProbeTraining(

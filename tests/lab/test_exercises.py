@@ -48,6 +48,12 @@ CHECKERS = [
 ]
 
 
+def mean_of_all(gradient_of, weights):
+    numbers = tf.range(tf.shape(weights)[0])
+    gradients = tf.map_fn(gradient_of, numbers, fn_output_signature=tf.float32)
+    return tf.linalg.matvec(gradients, weights, transpose_a=True) / tf.reduce_sum(weights)
+
+
 def mean_by_a_loop(gradient_of, weights):
     total = tf.zeros([2])
     for i in tf.range(tf.shape(weights)[0]):
@@ -385,6 +391,12 @@ def test_hints_do_not_lead_away_or_give_away(capsys):
     assert len(said) == 1 and "on two micro-batches of two numbers" in said.pop()
 
 
+def microbatches_before(problem, epoch, step):
+    """How many micro-batches of a training run came before this one of an epoch."""
+    number = next(i for i, each in enumerate(problem.epochs) if each is epoch)
+    return sum(map(len, problem.epochs[:number])) + step - 1
+
+
 def test_a_loop_is_repaired_one_bug_at_a_time(capsys):
     cells = json.loads((ROOT / "notebooks/solutions/07_pitfalls.ipynb").read_text())["cells"]
     right = "".join(cells[-1]["source"])
@@ -394,13 +406,19 @@ def test_a_loop_is_repaired_one_bug_at_a_time(capsys):
         (" or step == len(epoch)", "", "a bug: The micro-batches that are left at the end"),
         ("total / seen", "total / seen * 2", "no known bug or pair of bugs"),
         (
+            "len(history)",
+            "microbatches_before(problem, epoch, step) // problem.k",
+            "the audit finds",
+        ),
+        (
             "    running, seen",
             "    if problem.clip_norm:\n            raise NotImplementedError\n        running, seen",
             "the audit cannot run your loop",
         ),
     ):
         code = right.replace(old, new, 1) if old else right
-        exec(code, {"np": np, "check": pitfalls})
+        names = {"np": np, "check": pitfalls, "microbatches_before": microbatches_before}
+        exec(code, names)
         printed = capsys.readouterr().out
         assert said in printed, (old, printed)
         assert printed.startswith("right" if said == "right" else "not yet: ")
@@ -759,6 +777,11 @@ def stage_of_copies(averages=2, bytes_each=4, last_resort=None):
         (start_here.smallest_k, 16, "16 micro-batches of 24 are 384"),
         (start_here.smallest_k, 17, "this is right for one tower"),
         (variable_accumulation.mean_in_a_loop, tf.function(mean_by_a_loop), "right"),
+        (
+            variable_accumulation.mean_in_a_loop,
+            mean_of_all,
+            "keeps the gradients of all micro-batches",
+        ),
         (
             variable_accumulation.is_right,
             lambda mean: np.isclose(mean(np.array([1.0, 4, 3]), np.array([1, 2, 1.0])), 3),

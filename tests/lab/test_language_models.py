@@ -33,6 +33,7 @@ def said(checker, answer, capsys) -> str:
         ("accumulation", lambda t, n, b, d: t // (n * b * d), "round up"),
         ("accumulation", lambda t, n, b, d: t / (n * b * d), "k counts whole micro-batches"),
         ("accumulation", lambda t, n, b, d: 37, "and should be 36"),
+        ("accumulation", lambda t, n, b, d: np.ceil(t / (n * b * d)), "an integer. Received: np.f"),
         ("weight_decay", lambda w, r, b, q, c: w * b / c, "each must decay less"),
         ("weight_decay", lambda w, r, b, q, c: w * r / q, "8 times as many"),
         ("weight_decay", lambda w, r, b, q, c: w * (c / b) ** 0.5, "without a root"),
@@ -61,7 +62,11 @@ def test_the_mistake_is_named(checker, answer, hint, capsys):
             "at most 1,000 updates. These are 1,524",
         ),
         ({"sizes": {0: 4}, "learning_rate": 0.1}, "must be a dict of two batch sizes or more"),
-        ({"sizes": {0: 4, 600: 8}, "learning_rate": 0.1}, "choose two sizes or more"),
+        (
+            {"sizes": {0: 4, 600: 8}, "learning_rate": 0.1},
+            "end after 512 updates, before the batch",
+        ),
+        ({"sizes": {0: 2, 900: 256}, "learning_rate": 0.1}, "end after 900 updates, before the"),
         ({"sizes": {0: 64, 9: 128}, "learning_rate": 0.1}, "20 updates end at"),
     ],
 )

@@ -476,7 +476,7 @@ def _lost_window() -> Problem:
     problem = _PROBES["a NaN"].make()
     for x, _ in problem.epochs[0][problem.k : 2 * problem.k]:
         x[:] = np.nan
-    return replace(problem, learning_rate=lambda update: 0.05 / (1 + update))
+    return replace(problem, optimizer="momentum", learning_rate=lambda update: 0.05 / (1 + update))
 
 
 def _lost_replica() -> Problem:

@@ -1,5 +1,6 @@
 """Checkers for the exercises of notebook 13, and the tiny language model that it trains."""
 
+import numbers
 from collections.abc import Mapping
 from typing import Any
 
@@ -130,6 +131,7 @@ def accumulation(answer: Any) -> None:
         rtol=1e-9,
     )
     require_close(got, 123, "k for 1,000,000 tokens in texts of 1,024, b = 4, two devices")
+    require(isinstance(got, numbers.Integral), f"k must be an integer. Received: {got!r}")
 
 
 @exercise
@@ -172,7 +174,8 @@ def recipe(answer: Any) -> None:
     require(updates > 0, f"the first batch must have at most {TEXTS:,} texts. Received: {sizes[0]}")
     # A size that no update reaches does not count
     used = sum(first < updates for first in sizes)
-    require(used > 1, "choose two sizes or more: the batch has to grow")
+    hint = "before the batch grows: begin the next size earlier, or make it smaller"
+    require(used > 1, f"the {TEXTS:,} texts end after {updates:,} updates, {hint}")
     require(updates <= MOST_UPDATES, f"at most {MOST_UPDATES:,} updates. These are {updates:,}")
     _, loss = train(keras.optimizers.SGD(answer["learning_rate"]), sizes)
     require(

@@ -147,6 +147,10 @@ def mean_in_a_loop(answer: Any) -> None:
         any("While" in op.type for op in graph.get_operations()),
         "there is no loop in the graph: use tf.range",
     )
+    require(
+        all(op.type != "TensorListStack" for op in graph.get_operations()),
+        "your loop keeps the gradients of all micro-batches: keep their sum only",
+    )
     for weights in ([2.0, 1.0], [1.0, 1.0, 2.0], [1.0, 0.0, 1.0, 3.0, 1.0]):
         wanted = np.average(table.numpy()[: len(weights)], axis=0, weights=weights)
         got = compiled(tf.constant(weights)).numpy()
@@ -159,8 +163,6 @@ def mean_in_a_loop(answer: Any) -> None:
         }
         hint = hint_for(got, mistakes)
         require_close(got, wanted, f"with the weights {weights} the mean", hint, rtol=1e-4)
-    traces = compiled.experimental_get_tracing_count()
-    require(traces == 1, f"it was traced {traces} times")
 
 
 @exercise
