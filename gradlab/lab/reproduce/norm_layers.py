@@ -95,8 +95,8 @@ class ExampleNorms:
         # 1 for the weights of normalization layers
         self._chosen = tf.constant([float(id(each) in of_norms) for each in self._variables])
 
-    # By XLA: on processors with AVX512-VNNI, TensorFlow 2.21 multiplies an array of shape
-    # (examples, 1, ...) by a matrix wrongly, or ends (tensorflow#117700)
+    # Compiled by XLA: on processors with AVX512-VNNI, TensorFlow 2.21 itself reads beyond the matrix
+    # when it multiplies an array of shape (examples, 1, ...) by one (tensorflow#117700)
     @tf.function(jit_compile=True)
     def update(self, x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Make an update.
