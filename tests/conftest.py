@@ -1,5 +1,5 @@
-"""Fixtures of several test modules: a seed, float64 as the type of computation, and two devices to
-train on."""
+"""Fixtures of several test modules: a seed, float64 as the type of computation, two devices to
+train on, and TensorFlow's count of retracings."""
 
 import os
 import sys
@@ -39,3 +39,12 @@ def two_devices():
     import tensorflow as tf
 
     return tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
+
+
+@pytest.fixture
+def no_retracings_yet():
+    """TensorFlow counts, by the line of a function, how often a process traced it, and warns: a
+    fresh process has traced nothing, and this one whatever the tests before needed."""
+    from tensorflow.python.eager.polymorphic_function import polymorphic_function
+
+    polymorphic_function._frequent_tracing_detector_manager._detectors.clear()

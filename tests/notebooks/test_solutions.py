@@ -24,6 +24,7 @@ def solution(path):
     return pytest.param(path, marks=marks, id=path.stem)
 
 
+@pytest.mark.usefixtures("no_retracings_yet")
 @pytest.mark.parametrize("path", [solution(path) for path in SOLUTIONS])
 def test_the_cells_of_a_solution_show_what_is_committed(path, request, capfd):
     found = differences(request.session, path)

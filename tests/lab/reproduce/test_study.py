@@ -122,6 +122,7 @@ def number(text: str):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_retracings_yet")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_small_version_runs(name, capfd):
     made = importlib.import_module(f"gradlab.lab.reproduce.{name.replace('-', '_')}").study(
