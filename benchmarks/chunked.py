@@ -20,8 +20,13 @@ from gradlab.measure.memory import MEBIBYTE, PeakMemory
 # rows, columns, features
 TABLES = {"text": (512, 32_768, 512), "pairs": (8192, 8192, 64)}
 CHUNKS = (0, 4096, 2048, 1024, 512)
-# Freed memory goes back to the system, so that the peak is what is in use
-RETURNED = {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}
+# Freed memory goes back to the system, so that the peak is what is in use. With oneDNN, which
+# TensorFlow uses by default on some processors, the process keeps it: nothing would be added.
+RETURNED = {
+    "TF_ENABLE_ONEDNN_OPTS": "0",
+    "MALLOC_TRIM_THRESHOLD_": "0",
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+}
 
 
 def measure(table: str, chunk: int, timings: int = 0) -> dict:
