@@ -639,6 +639,22 @@ def stage_of_copies(averages=2, bytes_each=4, last_resort=None):
             "the gradient of conv/bias is infinite",
         ),
         (
+            many_ways.equal,
+            lambda ours, theirs: (
+                np.abs(ours - theirs).max() / (np.abs(theirs).max() + 1e-12) <= 1e-5
+            ),
+            "2e-30 is not 1e-30",
+        ),
+        (
+            many_ways.differing,
+            lambda ours, theirs: [
+                name
+                for name, value in theirs.items()
+                if not np.abs(ours[name] - value).max() <= 1e-5 * np.abs(value).max() + 1e-15
+            ],
+            "is 1e-30",
+        ),
+        (
             placeholder_averaging.mean_to_apply,
             mean_of_finite(lambda left, sizes: 2 * sum(left) >= sum(sizes)),
             "right",

@@ -58,6 +58,12 @@ def _pairs(ones: np.ndarray) -> list[tuple]:
             "2e-9 is not 1e-9: nothing may be added to the tolerance",
         ),
         (
+            1e-30 * 2 * ones,
+            1e-30 * ones,
+            False,
+            "2e-30 is not 1e-30: nothing may be added to the tolerance or to a divisor",
+        ),
+        (
             1e-9 * (1 + 1e-7) * ones,
             1e-9 * ones,
             True,
@@ -235,11 +241,11 @@ def _dictionaries() -> list[tuple]:
             "where both gradients are 0, nothing differs: 0 / 0 is NaN",
         ),
         (
-            rounded | {"frozen/bias": np.full(3, 1e-9)},
+            rounded | {"frozen/bias": np.full(3, 1e-30)},
             theirs | zero,
             ["frozen/bias"],
-            "the gradient of frozen/bias should be 0 and is 1e-9: every number is more than 1e-5 "
-            "of 0",
+            "the gradient of frozen/bias should be 0 and is 1e-30: every number is more than 1e-5 "
+            "of 0, so nothing may be added to the tolerance or to a divisor",
         ),
         (
             rounded | {"conv/bias": np.full(6, np.nan)},
