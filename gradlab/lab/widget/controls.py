@@ -114,16 +114,20 @@ def build(
         hide: the names of the controls to hide.
         lock: the names of the controls that cannot be changed.
     """
-    made = _widgets(experiment)
     values = _values(experiment)
-    for name, widget in made.items():
-        widget.value = values[name]
-        widget.description = _LABELS.get(name, name)
-        widget.tooltip = f"{TOOLTIPS[name]} A change restarts the run."
-        widget.style = {"description_width": "initial" if name in MAIN else "70px"}
-        widget.layout = {"width": "auto"}
-        widget.disabled = name in lock
-        widget.add_class(f"gradlab-{name}")
+    # Each layout is a message to the page, which shows the lab when it has read all: one for all
+    layout = ipywidgets.Layout(width="auto")
+    made = {}
+    for name, (kind, options) in _kinds(experiment).items():
+        made[name] = kind(
+            value=values[name],
+            description=_LABELS.get(name, name),
+            tooltip=f"{TOOLTIPS[name]} A change restarts the run.",
+            style={"description_width": "initial" if name in MAIN else "70px"},
+            layout=layout,
+            disabled=name in lock,
+            **options,
+        ).add_class(f"gradlab-{name}")
 
     def enable_towers(change=None):
         """Enable the towers only for methods that use them, and only if there are several
@@ -153,24 +157,35 @@ def summary(e: Experiment) -> str:
     return f"{e.model} · {e.dataset} · {e.optimizer} · {seeds} seed{'s' * (seeds > 1)} · {getattr(e, kind):g} {kind}"
 
 
-def _widgets(e: Experiment) -> dict[str, ipywidgets.ValueWidget]:
-    """The bare widgets by name, in the order of the page. Ranges are widened to include the
-    experiment's values."""
+def _kinds(e: Experiment) -> dict[str, tuple[type[ipywidgets.ValueWidget], dict[str, Any]]]:
+    """The kind of each control and its options, in the order of the page. Ranges are widened to
+    include the experiment's values."""
     exponent = math.log10(e.learning_rate)
+
+    def slider(largest: int, value: int) -> tuple:
+        return ipywidgets.IntSlider, {"min": 1, "max": max(largest, value)}
+
+    def choice(options: Collection[str]) -> tuple:
+        return ipywidgets.Dropdown, {"options": list(options)}
+
+    rates = {
+        "min": min(-5, exponent),
+        "max": max(0, exponent),
+        "step": 0.1,
+        "readout_format": ".2g",
+    }
     return {
-        "accumulation_steps": ipywidgets.IntSlider(min=1, max=max(50, e.accumulation_steps)),
-        "microbatch_size": ipywidgets.IntSlider(min=1, max=max(100, e.microbatch_size)),
-        "learning_rate": ipywidgets.FloatLogSlider(
-            min=min(-5, exponent), max=max(0, exponent), step=0.1, readout_format=".2g"
-        ),
-        "seeds": ipywidgets.IntSlider(min=1, max=max(20, len(e.seed_numbers))),
-        "budget_kind": ipywidgets.Dropdown(options=list(BUDGETS)),
-        "budget": ipywidgets.FloatText(step=50, continuous_update=False),
-        "optimizer": ipywidgets.Dropdown(options=list(choices.OPTIMIZERS)),
-        "method": ipywidgets.Dropdown(options=list(choices.METHODS)),
-        "towers": ipywidgets.IntSlider(min=1, max=max(2, _devices())),
-        "model": ipywidgets.Dropdown(options=list(choices.MODELS)),
-        "dataset": ipywidgets.Dropdown(options=list(datasets.TRAINING_EXAMPLES)),
+        "accumulation_steps": slider(50, e.accumulation_steps),
+        "microbatch_size": slider(100, e.microbatch_size),
+        "learning_rate": (ipywidgets.FloatLogSlider, rates),
+        "seeds": slider(20, len(e.seed_numbers)),
+        "budget_kind": choice(BUDGETS),
+        "budget": (ipywidgets.FloatText, {"step": 50, "continuous_update": False}),
+        "optimizer": choice(choices.OPTIMIZERS),
+        "method": choice(choices.METHODS),
+        "towers": slider(2, max(e.towers, _devices())),
+        "model": choice(choices.MODELS),
+        "dataset": choice(datasets.TRAINING_EXAMPLES),
     }
 
 

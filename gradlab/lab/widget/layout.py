@@ -96,9 +96,12 @@ class Layout:
     """
 
     def __init__(self, controls: Controls, rerun: bool, against: str, hide: Collection[str]):
-        self.buttons = {name: _named(name, widgets.Button, *look) for name, look in BUTTONS.items()}
+        wide = widgets.Layout(width="auto")
+        self.buttons = {
+            name: _named(name, widgets.Button, wide, *look) for name, look in BUTTONS.items()
+        }
         self.switches = {
-            name: _named(name, widgets.ToggleButton, *look) for name, look in SWITCHES.items()
+            name: _named(name, widgets.ToggleButton, wide, *look) for name, look in SWITCHES.items()
         }
         self.rerun = _rerun_box(rerun)
         self.against = _against_list(against)
@@ -242,8 +245,10 @@ def memory_bar(size: int, batch: int, towers: int = 1) -> str:
     )
 
 
-def _named(name: str, kind: type, label: str, icon: str, tooltip: str) -> widgets.Widget:
-    made = kind(description=label, icon=icon, tooltip=tooltip, layout={"width": "auto"})
+def _named(
+    name: str, kind: type, layout: widgets.Layout, label: str, icon: str, tooltip: str
+) -> widgets.Widget:
+    made = kind(description=label, icon=icon, tooltip=tooltip, layout=layout)
     return made.add_class(f"gradlab-{name}")
 
 
@@ -261,10 +266,10 @@ def _against_list(against: str) -> widgets.Widget:
         options=list(X_AXES),
         value=against,
         description="accuracy against",
+        tooltip="The horizontal axis of the accuracy plot, the same for all runs. It does not restart the run.",
+        style={"description_width": "initial"},
         layout={"width": "230px"},
     )
-    made.style = {"description_width": "initial"}
-    made.tooltip = "The horizontal axis of the accuracy plot, the same for all runs. It does not restart the run."
     return made.add_class("gradlab-against")
 
 
