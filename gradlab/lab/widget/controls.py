@@ -4,6 +4,7 @@ written beside it."""
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import ipywidgets
@@ -31,7 +32,7 @@ TOOLTIPS = {
     "more devices.",
     "model": "The network: dense is fast, lenet is the network of the published experiment.",
     "dataset": "The images: mnist is included, the others are downloaded when first used.",
-    "seeds": "Number of trainings with different weights, data order and dropout masks; bands "
+    "seeds": "Number of training runs with different weights, data order and dropout masks; bands "
     "show their spread.",
     "budget_kind": "Unit in which the length of a run is given.",
     "budget": "Length of a run, in the unit of the control before this one.",
@@ -115,18 +116,17 @@ def build(
         lock: the names of the controls that cannot be changed.
     """
     values = _values(experiment)
-    # Each layout is a message to the page, which shows the lab when it has read all: one for all
+    # The page shows the lab once it has every model, and a layout is one: all controls share it
     layout = ipywidgets.Layout(width="auto")
     made = {}
-    for name, (kind, options) in _kinds(experiment).items():
-        made[name] = kind(
+    for name, control in _controls(experiment).items():
+        made[name] = control(
             value=values[name],
             description=_LABELS.get(name, name),
             tooltip=f"{TOOLTIPS[name]} A change restarts the run.",
             style={"description_width": "initial" if name in MAIN else "70px"},
             layout=layout,
             disabled=name in lock,
-            **options,
         ).add_class(f"gradlab-{name}")
 
     def enable_towers(change=None):
@@ -157,33 +157,33 @@ def summary(e: Experiment) -> str:
     return f"{e.model} · {e.dataset} · {e.optimizer} · {seeds} seed{'s' * (seeds > 1)} · {getattr(e, kind):g} {kind}"
 
 
-def _kinds(e: Experiment) -> dict[str, tuple[type[ipywidgets.ValueWidget], dict[str, Any]]]:
-    """The kind of each control and its options, in the order of the page. Ranges are widened to
+def _controls(e: Experiment) -> dict[str, Callable[..., ipywidgets.ValueWidget]]:
+    """Makes each control, in the order of the page, from what all have. Ranges are widened to
     include the experiment's values."""
     exponent = math.log10(e.learning_rate)
 
-    def slider(largest: int, value: int) -> tuple:
-        return ipywidgets.IntSlider, {"min": 1, "max": max(largest, value)}
+    def slider(*largest: int) -> Callable:
+        return partial(ipywidgets.IntSlider, min=1, max=max(largest))
 
-    def choice(options: Collection[str]) -> tuple:
-        return ipywidgets.Dropdown, {"options": list(options)}
+    def choice(options: Collection[str]) -> Callable:
+        return partial(ipywidgets.Dropdown, options=list(options))
 
-    rates = {
-        "min": min(-5, exponent),
-        "max": max(0, exponent),
-        "step": 0.1,
-        "readout_format": ".2g",
-    }
     return {
         "accumulation_steps": slider(50, e.accumulation_steps),
         "microbatch_size": slider(100, e.microbatch_size),
-        "learning_rate": (ipywidgets.FloatLogSlider, rates),
+        "learning_rate": partial(
+            ipywidgets.FloatLogSlider,
+            min=min(-5, exponent),
+            max=max(0, exponent),
+            step=0.1,
+            readout_format=".2g",
+        ),
         "seeds": slider(20, len(e.seed_numbers)),
         "budget_kind": choice(BUDGETS),
-        "budget": (ipywidgets.FloatText, {"step": 50, "continuous_update": False}),
+        "budget": partial(ipywidgets.FloatText, step=50, continuous_update=False),
         "optimizer": choice(choices.OPTIMIZERS),
         "method": choice(choices.METHODS),
-        "towers": slider(2, max(e.towers, _devices())),
+        "towers": slider(2, _devices(), e.towers),  # a cluster may have more devices
         "model": choice(choices.MODELS),
         "dataset": choice(datasets.TRAINING_EXAMPLES),
     }

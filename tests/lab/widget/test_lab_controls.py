@@ -6,11 +6,13 @@ import subprocess
 import sys
 import threading
 
+import ipywidgets
 import pytest
 from events import wait_until
 from lab_widgets import run_to_the_end, updates_made, widget
 
-from gradlab.lab.widget import lab_controller
+from gradlab.lab.experiments.experiment import Experiment
+from gradlab.lab.widget import controls, lab_controller
 from gradlab.lab.widget.live_run import State
 
 
@@ -81,6 +83,23 @@ def test_towers_are_for_the_static_graphs(make):
     )
     widget(lab, "method").value = "microbatched"
     assert lab.experiment.towers == 1 and lab.wait() is State.FINISHED
+
+
+def test_more_towers_than_this_machine_has_are_shown_as_they_are():
+    e = Experiment(method="towers", towers=5)
+    built = controls.build(e, lambda: None, hide=(), lock=())
+    assert built.widgets["towers"].value == 5
+
+
+def test_a_lab_opens_with_few_models(make):
+    """The page shows the lab when it has made all of them."""
+    models = []
+    ipywidgets.Widget.on_widget_constructed(models.append)
+    try:
+        make(hide=(), rerun=False)
+    finally:
+        ipywidgets.Widget.on_widget_constructed(None)
+    assert 50 < len(models) <= 97
 
 
 def test_the_batch_line_predicts_the_noise_of_a_window(make):
