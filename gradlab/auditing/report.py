@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 TOLD = (
-    "Not audited, because these differ from the large batch in any loop: batch normalization, "
-    "which uses the statistics of each micro-batch, and dropout, which draws a mask for each. Of a "
-    "contrastive loop, whether both passes draw the same masks is audited."
+    "Not audited, because these differ from the large batch wherever micro-batches are computed one "
+    "by one: batch normalization, which uses the statistics of each, and dropout, which draws a "
+    "mask for each. Of a contrastive loop, whether both passes draw the same masks is audited."
 )
 
 

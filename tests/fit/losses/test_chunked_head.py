@@ -52,7 +52,9 @@ def trained(model, loss, size=None, metrics=(), rate=0.5, **data):
     """
     if size is not None:
         model = gradlab.microbatched(model, size)
-    model.compile(keras.optimizers.SGD(rate, momentum=0.9), loss, metrics=list(metrics))
+    optimizer = keras.optimizers.SGD(rate, momentum=0.9)
+    # Without micro-batches, a trace would take longer than the updates
+    model.compile(optimizer, loss, metrics=list(metrics), run_eagerly=size is None)
     data = {"sample_weight": None, "y": Y} | data
     history = model.fit(X, epochs=3, batch_size=12, shuffle=False, verbose=0, **data).history
     if metrics:
