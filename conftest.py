@@ -47,13 +47,7 @@ class ByFunction(LoadScopeScheduling):
         file = nodeid.split("::")[0]
         if file in PAGES_OF_THEIR_OWN + SERVERS or file.endswith(".ipynb"):
             return file
-        return BROWSER if _waits(file) else nodeid.split("[")[0]
-
-
-def _waits(file: str) -> bool:
-    """Whether the tests of a file mostly wait for other processes, such as a kernel or a
-    browser."""
-    return file.endswith(".ipynb") or file.startswith(BROWSER)
+        return BROWSER if file.startswith(BROWSER) else nodeid.split("[")[0]
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -81,17 +75,32 @@ def pytest_unconfigure(config):
     config.stash[CACHE].cleanup()
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks
-def pytest_collection_modifyitems(items):
-    # The largest units of work come first: one that came last would end long after all others. What
-    # measures comes last, because that may be left out first.
-    items.sort(
+def _in_order(items: list[pytest.Item]) -> list[pytest.Item]:
+    """The largest units of work first: one that came last would end long after all others.
+    Notebooks lie among the tests of the first half, because several kernels at once slow each other
+    down. What measures comes last, because that may be left out first."""
+    notebooks = [item for item in items if _is_notebook(item)]
+    others = sorted(
+        (item for item in items if not _is_notebook(item)),
         key=lambda item: (
             BENCHMARKS in item.nodeid,
-            not _waits(item.nodeid.split("::")[0]),
+            BROWSER not in item.nodeid,
             KERAS_SUITE not in item.nodeid,
-        )
+        ),
     )
+    places = {item: place / len(others) for place, item in enumerate(others)}
+    files = list(dict.fromkeys(item.path for item in notebooks))
+    places |= {item: files.index(item.path) / len(files) / 2 for item in notebooks}
+    return sorted(items, key=places.__getitem__)
+
+
+def _is_notebook(item: pytest.Item) -> bool:
+    return item.path.suffix == ".ipynb"
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks
+def pytest_collection_modifyitems(items):
+    items[:] = _in_order(items)
     for item in items:
         if hasattr(item, "output_timeout"):
             # Nbval waits 5 seconds for each message, which is too short on a busy machine
